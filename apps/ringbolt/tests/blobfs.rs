@@ -4,6 +4,7 @@
 mod rig;
 
 use std::fs::File;
+use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
@@ -84,14 +85,249 @@ fn what_is_no_store_or_is_in_use_is_refused_with_what_to_do() {
     std::fs::remove_dir_all(directory).unwrap();
 }
 
+#[test]
+fn a_copy_into_the_store_destroys_no_other_file() {
+    let directory = scratch("blobfs-temporary");
+    let image = made(&directory);
+    let write = |name: &str, content: &[u8]| {
+        let path = directory.join(name).to_str().unwrap().to_string();
+        std::fs::write(&path, content).unwrap();
+        path
+    };
+    let (small, other) = (write("small", b"small"), write("other", b"other"));
+    let cat = |path: &str| done(&["cat", &image, path]);
+    done(&["cp", &image, &other, ":/x.part"]);
+    done(&["mkdir", &image, "/y.part"]);
+    for to in [":/x", ":/y", ":/x/"] {
+        done(&["cp", &image, &small, to]);
+    }
+    assert_eq!((cat("/x"), cat("/x.part"), cat("/y")), ("small".into(), "other".into(), "small".into()));
+    // From what was the temporary file once.
+    done(&["cp", &image, ":/x.part", ":/x"]);
+    assert_eq!((cat("/x"), cat("/x.part")), ("other".into(), "other".into()));
+    // The longest name that a store has, and one that is longer.
+    let longest = format!(":/{}", "n".repeat(255));
+    done(&["cp", &image, &small, &longest]);
+    assert_eq!(cat(&longest[1..]), "small");
+    let (status, _, error) = blobfs(&["cp", &image, &small, &format!(":/{}", "n".repeat(256))]);
+    assert!(status == 1 && error.contains("the name is too long"), "{error}");
+    let (status, _, error) = blobfs(&["cp", &image, &small, ":/y.part"]);
+    assert!(status == 1 && error.contains("it is a directory"), "{error}");
+    // More than there is space for leaves what was there, and nothing else.
+    let list = || done(&["ls", "--json", &image]);
+    let before = list();
+    let large = directory.join("large").to_str().unwrap().to_string();
+    File::create(&large).unwrap().set_len(80 << 20).unwrap();
+    let (status, _, error) = blobfs(&["cp", &image, &large, ":/x"]);
+    assert!(status == 1 && error.contains("the store is full"), "{error}");
+    assert_eq!((list(), cat("/x")), (before, "other".into()));
+    done(&["check", &image]);
+    std::fs::remove_dir_all(directory).unwrap();
+}
+
+/// Detaches a loop device when a test ends.
+struct Loop(String);
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("losetup").args(["--detach", &self.0]).status();
+    }
+}
+
+#[test]
+fn a_loop_device_of_a_file_in_use_is_refused() {
+    let directory = scratch("blobfs-loop");
+    let image = made(&directory);
+    let made = std::process::Command::new("losetup").args(["--find", "--show", &image]).output();
+    let Some(made) = made.ok().filter(|made| made.status.success()) else {
+        return println!("SKIPPED: losetup sets up no loop device here");
+    };
+    let device = Loop(text(&made.stdout).trim().to_string());
+    let file = File::open(&image).unwrap();
+    rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive).unwrap();
+    let holder = format!("process {} (", std::process::id());
+    for arguments in [
+        &["blobfs", "format", "--force", &device.0][..],
+        &["blobfs", "ls", &device.0],
+        &["blob", "repair", "--apply", &device.0],
+        &["blob", "check", &device.0],
+    ] {
+        let output = ringbolt(arguments);
+        let error = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(4), "{arguments:?}: {error}");
+        assert!(
+            error.contains(&holder) && error.contains(&format!("on its file {image} has it open")),
+            "{error}"
+        );
+    }
+    drop(file);
+    done(&["mkdir", &device.0, "/d"]);
+    // The store is on the file behind the destination.
+    std::fs::write(directory.join("source"), "content").unwrap();
+    done(&["cp", &image, directory.join("source").to_str().unwrap(), ":/f"]);
+    let (status, _, error) = blobfs(&["cp", &image, ":/f", &device.0]);
+    assert!(status == 1 && error.contains("has it open"), "{error}");
+    assert_eq!(done(&["cat", &image, "/f"]), "content");
+    drop(device);
+    std::fs::remove_dir_all(directory).unwrap();
+}
+
+/// The names in a directory.
+fn names(directory: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(directory).unwrap();
+    let mut names: Vec<String> =
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn a_copy_out_replaces_a_whole_file_or_nothing_and_never_the_store() {
+    let directory = scratch("blobfs-out");
+    let image = made(&directory);
+    let path = |name: &str| directory.join(name).to_str().unwrap().to_string();
+    std::fs::write(path("source"), "content").unwrap();
+    done(&["cp", &image, &path("source"), ":/f"]);
+    let store = std::fs::read(&image).unwrap();
+    std::fs::hard_link(&image, path("hard")).unwrap();
+    std::os::unix::fs::symlink(&image, path("soft")).unwrap();
+    for to in [image.clone(), path("hard"), path("soft")] {
+        let (status, _, error) = blobfs(&["cp", &image, ":/f", &to]);
+        assert!(status == 1 && error.contains("the store itself is there"), "{to}: {error}");
+    }
+    assert!(std::fs::read(&image).unwrap() == store);
+    // An old file stays if there is nothing to replace it with, and keeps its permissions if there is.
+    std::fs::write(path("old"), "old").unwrap();
+    let mode = |mode| std::os::unix::fs::PermissionsExt::from_mode(mode);
+    std::fs::set_permissions(path("old"), mode(0o640)).unwrap();
+    std::os::unix::fs::symlink("old", path("link")).unwrap();
+    assert_eq!(blobfs(&["cp", &image, ":/none", &path("old")]).0, 1);
+    assert_eq!(std::fs::read(path("old")).unwrap(), b"old");
+    done(&["cp", &image, ":/f", &path("link")]);
+    assert!(std::fs::symlink_metadata(path("link")).unwrap().is_symlink());
+    let metadata = std::fs::metadata(path("old")).unwrap();
+    assert_eq!(std::os::unix::fs::PermissionsExt::mode(&metadata.permissions()) & 0o777, 0o640);
+    done(&["cp", &image, ":/f", &path("new")]);
+    for name in ["old", "new"] {
+        assert_eq!(std::fs::read(path(name)).unwrap(), b"content", "{name}");
+    }
+    let (status, _, error) = blobfs(&["cp", &image, ":/f", directory.to_str().unwrap()]);
+    assert!(status == 1 && error.contains("it is a directory"), "{error}");
+    // What is no file is written as it is.
+    assert_eq!(done(&["cp", &image, ":/f", "/dev/stdout"]), "content");
+    let fifo = path("fifo");
+    assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+    let reader = std::thread::spawn({
+        let fifo = fifo.clone();
+        move || std::fs::read(fifo).unwrap()
+    });
+    done(&["cp", &image, ":/f", &fifo]);
+    assert_eq!(reader.join().unwrap(), b"content");
+    assert_eq!(names(&directory), ["fifo", "files.img", "hard", "link", "new", "old", "soft", "source"]);
+    std::fs::remove_dir_all(directory).unwrap();
+}
+
+#[test]
+fn a_copy_out_that_fails_keeps_the_old_file() {
+    let directory = scratch("blobfs-out-fails");
+    let image = made(&directory);
+    let path = |name: &str| directory.join(name).to_str().unwrap().to_string();
+    std::fs::write(path("source"), vec![7; 8 << 20]).unwrap();
+    done(&["cp", &image, &path("source"), ":/f"]);
+    std::fs::write(path("old"), "old").unwrap();
+    // The shell's limit of a file's size, in blocks of 512 bytes or 1 KiB, and no signal of it.
+    let script = "trap '' XFSZ; ulimit -f 1024; exec \"$@\"";
+    let output = std::process::Command::new("sh")
+        .args([
+            "-c",
+            script,
+            "sh",
+            env!("CARGO_BIN_EXE_ringbolt"),
+            "blobfs",
+            "cp",
+            &image,
+            ":/f",
+            &path("old"),
+        ])
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(1), "{}", text(&output.stderr));
+    assert_eq!(std::fs::read(path("old")).unwrap(), b"old");
+    assert_eq!(names(&directory), ["files.img", "old", "source"]);
+    std::fs::remove_dir_all(directory).unwrap();
+}
+
+#[test]
+fn a_format_that_is_refused_or_fails_changes_nothing() {
+    let directory = scratch("blobfs-format");
+    let path = |name: &str| directory.join(name).to_str().unwrap().to_string();
+    let bytes = |name: &str| std::fs::metadata(path(name)).unwrap().len();
+    let refused = |arguments: &[&str], with: &str| {
+        let (status, _, error) = blobfs(&[&["format"], arguments].concat());
+        assert!(status != 0 && error.contains(with), "{arguments:?}: {error}");
+    };
+    std::fs::write(path("used"), "used").unwrap();
+    refused(&["--size=40m", &path("used")], "there is something on it");
+    assert_eq!(std::fs::read(path("used")).unwrap(), b"used");
+    let file = File::create(path("locked")).unwrap();
+    rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive).unwrap();
+    refused(&["--size=40m", "--force", &path("locked")], "has it open; end that first");
+    assert_eq!(bytes("locked"), 0);
+    drop(file);
+    for (size, with) in [("64k", ""), ("1m", "no space for a file beside the metadata")] {
+        refused(&[&format!("--size={size}"), &path("new")], with);
+        refused(&[&format!("--size={size}"), &path("locked")], with);
+    }
+    refused(&["--size=64m", "--cluster=3", &path("new")], "");
+    refused(&["--size=64m", "--cluster=3", &path("locked")], "");
+    refused(&["--size=1", &path("used")], "has 4 bytes already");
+    assert_eq!(bytes("locked"), 0);
+    let fifo = path("fifo");
+    assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+    refused(&["--size=10m", &fifo], "neither a file nor a block device");
+    assert_eq!(names(&directory), ["fifo", "locked", "used"]);
+    done(&["format", "--size=64m", &path("locked")]);
+    assert_eq!(bytes("locked"), 64 << 20);
+    std::fs::remove_dir_all(directory).unwrap();
+}
+
 /// Unmounts when a test ends, however it does.
 struct Mounted(std::process::Child);
 
+impl Mounted {
+    /// `None` where nothing can be mounted.
+    fn new(image: &str, directory: &Path) -> Option<Mounted> {
+        let mut child = std::process::Command::new(env!("CARGO_BIN_EXE_ringbolt"))
+            .args(["blobfs", "mount", image, directory.to_str().unwrap()])
+            .stdout(std::process::Stdio::piped())
+            .stderr(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        if line.is_empty() {
+            let error = text(&child.wait_with_output().unwrap().stderr);
+            assert!(error.contains("not permitted"), "{error}");
+            println!("SKIPPED: {error}");
+            return None;
+        }
+        assert!(line.contains("read-only"), "{line}");
+        Some(Mounted(child))
+    }
+
+    fn terminate(&self) {
+        let pid = rustix::process::Pid::from_child(&self.0);
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    }
+}
+
 impl Drop for Mounted {
     fn drop(&mut self) {
-        let pid = rustix::process::Pid::from_child(&self.0);
-        let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
-        let _ = self.0.wait();
+        // The third ends it in any case.
+        while let Ok(None) = self.0.try_wait() {
+            self.terminate();
+            std::thread::yield_now();
+        }
     }
 }
 
@@ -112,23 +348,7 @@ fn a_mounted_store_is_read_by_ordinary_programs() {
     for name in ["/db/d0", "/db/d1"] {
         done(&["mkdir", &image, name]);
     }
-    let mut child = std::process::Command::new(env!("CARGO_BIN_EXE_ringbolt"))
-        .args(["blobfs", "mount", &image, mounted.to_str().unwrap()])
-        .stdout(std::process::Stdio::piped())
-        .stderr(std::process::Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut line = String::new();
-    std::io::BufRead::read_line(&mut std::io::BufReader::new(child.stdout.take().unwrap()), &mut line)
-        .unwrap();
-    if line.is_empty() {
-        let error = text(&child.wait_with_output().unwrap().stderr);
-        assert!(error.contains("not permitted"), "{error}");
-        println!("SKIPPED: {error}");
-        return;
-    }
-    let mut child = Mounted(child);
-    assert!(line.contains("read-only"), "{line}");
+    let Some(mut child) = Mounted::new(&image, &mounted) else { return };
     assert!(std::fs::read(mounted.join("db/f")).unwrap() == content);
     let mut names: Vec<String> = std::fs::read_dir(mounted.join("db"))
         .unwrap()
@@ -144,10 +364,45 @@ fn a_mounted_store_is_read_by_ordinary_programs() {
     // The store is in use.
     let (status, _, error) = blobfs(&["rm", &image, "/db/f"]);
     assert!(status != 0 && error.contains("has it open"), "{error}");
-    let pid = rustix::process::Pid::from_child(&child.0);
-    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    child.terminate();
     assert!(child.0.wait().unwrap().success());
     assert_eq!(std::fs::read_dir(&mounted).unwrap().count(), 0);
     done(&["rm", &image, "/db/f"]);
+    std::fs::remove_dir_all(directory).unwrap();
+}
+
+#[test]
+fn a_busy_mount_says_so_and_a_second_signal_detaches_it() {
+    if File::options().read(true).write(true).open("/dev/fuse").is_err() {
+        println!("SKIPPED: /dev/fuse cannot be opened");
+        return;
+    }
+    let directory = scratch("blobfs-busy");
+    let image = made(&directory);
+    let (source, mounted) = (directory.join("source"), directory.join("mounted"));
+    std::fs::write(&source, vec![7; 3 << 20]).unwrap();
+    done(&["cp", &image, source.to_str().unwrap(), ":/f"]);
+    let (status, _, error) = blobfs(&["mount", &image, source.to_str().unwrap()]);
+    assert!(status == 4 && error.contains("it is not a directory"), "{error}");
+    std::fs::create_dir(&mounted).unwrap();
+    let Some(mut child) = Mounted::new(&image, &mounted) else { return };
+    let mut lines = BufReader::new(child.0.stderr.take().unwrap()).lines().map(Result::unwrap);
+    let mut open = File::open(mounted.join("f")).unwrap();
+    child.terminate();
+    match lines.next() {
+        Some(line) if line.contains("stays mounted") => assert!(line.contains("once more"), "{line}"),
+        // Without root it is detached at once.
+        other => return println!("SKIPPED: {other:?}"),
+    }
+    assert_eq!(names(&mounted), ["f"]);
+    child.terminate();
+    let line = lines.next().unwrap();
+    assert!(line.contains("is detached"), "{line}");
+    assert_eq!(names(&mounted), Vec::<String>::new());
+    let mut content = Vec::new();
+    open.read_to_end(&mut content).unwrap();
+    assert!(content == [7; 3 << 20]);
+    drop(open);
+    assert!(child.0.wait().unwrap().success());
     std::fs::remove_dir_all(directory).unwrap();
 }

@@ -1,5 +1,6 @@
 //! `ringbolt blobfs`: files on a blobstore, on a file or block device that no other program uses.
 
+mod copy;
 mod mount;
 
 use std::fs::File;
@@ -10,8 +11,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use blobfs::{
-    BlobFsError, BlobFsOpenError, BlobFsOptions, BlockingBlobFs, BlockingDevice, DirectoryItem, OpenHow,
-    format_options,
+    BlobFs, BlobFsError, BlobFsOpenError, BlobFsOptions, BlockingBlobFs, BlockingDevice, DirectoryItem,
+    OpenHow, format_options,
 };
 use blobstore::{BlobStoreDevice, LoadOptions, StoreSeverity};
 use clap::{Args, Subcommand};
@@ -174,6 +175,8 @@ fn at(path: &Path, what: &dyn std::fmt::Display) -> CommandError {
 struct ImageDevice {
     file: File,
     bytes: u64,
+    /// The file behind a loop device, which is locked too.
+    _backing: Option<File>,
 }
 
 impl ImageDevice {
@@ -194,21 +197,20 @@ impl ImageDevice {
         }
         let opened = options.open(path).and_then(|mut file| Ok((file.seek(SeekFrom::End(0))?, file)));
         let (bytes, file) = opened.map_err(|error| failed(&error))?;
-        if let Err(holder) = file_lock::lock(&file, mode, Duration::ZERO) {
-            return Err(failed(&format!("{holder} has it open; end that first")));
-        }
-        Ok(ImageDevice { file, bytes })
+        let locked = file_lock::lock_device(&file, mode, Duration::ZERO);
+        let backing = locked.map_err(|holder| failed(&format!("{holder} has it open; end that first")))?;
+        Ok(ImageDevice { file, bytes, _backing: backing })
+    }
+
+    /// What a device of this size promises.
+    fn properties_of(bytes: u64) -> BlobStoreDevice {
+        BlobStoreDevice { bytes, block_bytes: 4096, has_volatile_cache: true, atomic_write_bytes: 512 }
     }
 }
 
 impl BlockingDevice for ImageDevice {
     fn properties(&self) -> BlobStoreDevice {
-        BlobStoreDevice {
-            bytes: self.bytes,
-            block_bytes: 4096,
-            has_volatile_cache: true,
-            atomic_write_bytes: 512,
-        }
+        ImageDevice::properties_of(self.bytes)
     }
 
     fn read(&mut self, offset: u64, out: &mut [u8]) -> io::Result<()> {
@@ -258,38 +260,37 @@ fn advice(error: &BlobFsOpenError) -> &'static str {
     }
 }
 
+/// A file that a failed format removes, or gives its old size.
+enum FormatUndo<'a> {
+    Nothing,
+    Remove(&'a Path),
+    Shrink(File, u64),
+}
+
+impl FormatUndo<'_> {
+    fn run(self) {
+        // What failed first is reported.
+        _ = match self {
+            FormatUndo::Nothing => Ok(()),
+            FormatUndo::Remove(path) => std::fs::remove_file(path),
+            FormatUndo::Shrink(file, bytes) => file.set_len(bytes),
+        };
+    }
+}
+
 fn format(options: &FormatArgs) -> Result<(), CommandError> {
     let path = &options.image;
-    let failed = |error: &dyn std::fmt::Display| at(path, error);
-    if let Some(size) = options.size {
-        let file = File::options().write(true).create(true).truncate(false).open(path);
-        let file = file.map_err(|error| CommandError::environment(format!("{}: {error}", path.display())))?;
-        let metadata = file.metadata().map_err(|error| failed(&error))?;
-        if !metadata.is_file() {
-            return Err(CommandError::usage("--size is for files; a block device has its own"));
-        }
-        if metadata.len() > size {
-            return Err(CommandError::usage(format!(
-                "{} has {} bytes already; leave --size out, or remove it",
-                path.display(),
-                metadata.len()
-            )));
-        }
-        file.set_len(size).map_err(|error| failed(&error))?;
-    }
-    let mut device = ImageDevice::open(path, LockMode::Exclusive)?;
-    let mut front = vec![0; FOREIGN_BYTES.min(device.bytes as usize)];
-    device.read(0, &mut front).map_err(|error| failed(&error))?;
-    if !options.force && front.iter().any(|byte| *byte != 0) {
-        return Err(failed(&"there is something on it; --force overwrites it"));
-    }
     let cluster_bytes =
         u32::try_from(options.cluster).map_err(|_| CommandError::usage("a cluster has less than 4 GiB"))?;
     let store = blobstore::BlobStoreFormat { cluster_bytes, ..format_options() };
-    let files =
-        BlockingBlobFs::format(&store, device, BlobFsOptions::default()).map_err(|error| failed(&error))?;
-    let free = files.inspect(|fs| fs.free_bytes());
-    files.unload().map_err(|error| failed(&error))?;
+    let mut undo = FormatUndo::Nothing;
+    let free = match format_device(options, &store, &mut undo) {
+        Ok(free) => free,
+        Err(error) => {
+            undo.run();
+            return Err(error);
+        }
+    };
     stdout_line!(
         "{}: {} MiB for files in clusters of {} KiB",
         path.display(),
@@ -297,6 +298,65 @@ fn format(options: &FormatArgs) -> Result<(), CommandError> {
         cluster_bytes >> 10
     );
     Ok(())
+}
+
+/// Formats a device, and returns the bytes for files.
+fn format_device<'a>(
+    options: &'a FormatArgs,
+    store: &blobstore::BlobStoreFormat,
+    undo: &mut FormatUndo<'a>,
+) -> Result<u64, CommandError> {
+    let path = &options.image;
+    let failed = |error: &dyn std::fmt::Display| at(path, error);
+    let check_space = |bytes: u64| {
+        let planned = BlobFs::format(store, ImageDevice::properties_of(bytes), BlobFsOptions::default());
+        match planned.map_err(|error| failed(&error))?.free_bytes() {
+            0 => Err(failed(&format!("{bytes} bytes have no space for a file beside the metadata"))),
+            _ => Ok(()),
+        }
+    };
+    let is_new = std::fs::symlink_metadata(path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
+    if let (true, Some(size)) = (is_new, options.size) {
+        check_space(size)?;
+        let made = File::options().write(true).create_new(true).open(path);
+        made.map_err(|error| CommandError::environment(format!("{}: {error}", path.display())))?;
+        *undo = FormatUndo::Remove(path);
+    }
+    // Nothing is changed before the lock and the look at what is there.
+    let mut device = ImageDevice::open(path, LockMode::Exclusive)?;
+    let is_file = device.file.metadata().map_err(|error| failed(&error))?.is_file();
+    let bytes = match options.size {
+        Some(_) if !is_file => {
+            return Err(CommandError::usage("--size is for files; a block device has its own"));
+        }
+        Some(size) if device.bytes > size => {
+            return Err(CommandError::usage(format!(
+                "{} has {} bytes already; leave --size out, or remove it",
+                path.display(),
+                device.bytes
+            )));
+        }
+        size => size.unwrap_or(device.bytes),
+    };
+    let mut front = vec![0; FOREIGN_BYTES.min(device.bytes as usize)];
+    device.read(0, &mut front).map_err(|error| failed(&error))?;
+    if !options.force && front.iter().any(|byte| *byte != 0) {
+        return Err(failed(&"there is something on it; --force overwrites it"));
+    }
+    check_space(bytes)?;
+    if bytes > device.bytes {
+        if matches!(undo, FormatUndo::Nothing) {
+            let file = device.file.try_clone().map_err(|error| failed(&error))?;
+            *undo = FormatUndo::Shrink(file, device.bytes);
+        }
+        device.file.set_len(bytes).map_err(|error| failed(&error))?;
+        device.bytes = bytes;
+    }
+    let files =
+        BlockingBlobFs::format(store, device, BlobFsOptions::default()).map_err(|error| failed(&error))?;
+    let free = files.inspect(|fs| fs.free_bytes());
+    files.unload().map_err(|error| failed(&error))?;
+    Ok(free)
 }
 
 impl ImageArgs {
@@ -339,7 +399,7 @@ impl ImageArgs {
     fn cat(&self, path: &Path) -> Result<(), CommandError> {
         let files = self.read(LoadOptions::default())?;
         let mut out = io::stdout().lock();
-        copy_out(&files, path, |data| match out.write_all(data) {
+        copy::each(&files, path, |data| match out.write_all(data) {
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
             result => result.map(|()| true),
         })
@@ -351,16 +411,12 @@ impl ImageArgs {
         };
         match (inside(from), inside(to)) {
             (None, None) => Err(CommandError::usage("paths in the store begin with a colon, as :/notes.txt")),
-            (Some(path), None) => {
-                let files = self.read(LoadOptions::default())?;
-                let mut file = File::create(to).map_err(|error| at(to, &error))?;
-                copy_out(&files, &path, |data| file.write_all(data).map(|()| true))
-            }
+            (Some(path), None) => copy::out(&self.read(LoadOptions::default())?, &self.image, &path, to),
             (None, Some(path)) => {
                 let mut file = File::open(from).map_err(|error| at(from, &error))?;
                 let mut data = vec![0; COPY_BYTES];
                 self.change(|files| {
-                    copy_in(files, &path, |_| {
+                    copy::into(files, &path, |_| {
                         let length = file.read(&mut data).map_err(|error| at(from, &error))?;
                         Ok(data[..length].to_vec())
                     })
@@ -370,7 +426,7 @@ impl ImageArgs {
                 let failed = |error: BlobFsError| at(&source, &error);
                 let reader = files.open(bytes(&source), OpenHow::READ).map_err(failed)?;
                 let result =
-                    copy_in(files, &path, |offset| files.read(reader, offset, COPY_BYTES).map_err(failed));
+                    copy::into(files, &path, |offset| files.read(reader, offset, COPY_BYTES).map_err(failed));
                 result.and(files.close(reader).map_err(failed))
             }),
         }
@@ -418,54 +474,6 @@ fn item_row(item: &DirectoryItem) -> [String; 3] {
         true => [format!("{name}/"), String::new(), String::new()],
         false => [name, item.status.size.to_string(), item.status.allocated_bytes.to_string()],
     }
-}
-
-/// Reads a file in order, until `write` returns false.
-fn copy_out(
-    files: &Files,
-    path: &Path,
-    mut write: impl FnMut(&[u8]) -> io::Result<bool>,
-) -> Result<(), CommandError> {
-    let failed = |error: BlobFsError| at(path, &error);
-    let file = files.open(bytes(path), OpenHow::READ).map_err(failed)?;
-    let mut offset = 0;
-    loop {
-        let data = files.read(file, offset, COPY_BYTES).map_err(failed)?;
-        if data.is_empty() || !write(&data).map_err(|error| at(path, &error))? {
-            return Ok(());
-        }
-        offset += data.len() as u64;
-    }
-}
-
-/// Writes a file under another name, and then renames it: a failure leaves what was there.
-fn copy_in(
-    files: &Files,
-    path: &Path,
-    mut read: impl FnMut(u64) -> Result<Vec<u8>, CommandError>,
-) -> Result<(), CommandError> {
-    let failed = |error: BlobFsError| at(path, &error);
-    let temporary = [bytes(path), b".part"].concat();
-    let file = files.open(&temporary, OpenHow::REPLACE).map_err(failed)?;
-    let mut offset = 0;
-    let copied = loop {
-        let data = match read(offset) {
-            Ok(data) if data.is_empty() => break Ok(()),
-            Ok(data) => data,
-            Err(error) => break Err(error),
-        };
-        offset += data.len() as u64;
-        if let Err(error) = files.append(file, data) {
-            break Err(failed(error));
-        }
-    };
-    let closed = files.close(file).map_err(failed);
-    let renamed = copied.and(closed).and_then(|()| files.rename(&temporary, bytes(path)).map_err(failed));
-    if renamed.is_err() {
-        // What failed first is reported.
-        let _ = files.unlink(&temporary);
-    }
-    renamed
 }
 
 fn remove(files: &Files, path: &[u8], recursive: bool) -> Result<(), CommandError> {

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
+use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, UNIX_EPOCH};
@@ -15,20 +16,22 @@ use blobfs::{
 use fuser::{
     Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo, LockOwner,
     MountOption, OpenFlags, ReplyAttr, ReplyData, ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyOpen,
-    ReplyStatfs, Request, Session,
+    ReplyStatfs, Request, Session, SessionUnmounter,
 };
 use rustix::process::{getgid, getuid};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use crate::command_error::CommandError;
-use crate::console::stdout_line;
+use crate::console::{stderr_line, stdout_line};
 
 /// How long the kernel may remember what it was told: nothing of a store changes that is mounted.
 const REMEMBERED: Duration = Duration::from_secs(3600);
 const BLOCK_BYTES: u32 = 4096;
 
-/// Mounts files on a directory until they are unmounted, or this process is told to end.
+/// Mounts files on a directory until they are unmounted, or this process is told to end. While files below are
+/// open the kernel does not unmount: the first signal says so, a second one detaches the directory, and this ends
+/// when they are closed; a third ends the process.
 ///
 /// # Errors
 /// The kernel has no FUSE, the user may not mount, or there is no such directory.
@@ -49,6 +52,13 @@ pub(super) fn mount<D: BlockingDevice + 'static>(
         };
         CommandError::environment(format!("cannot mount on {}: {error}{advice}", directory.display()))
     };
+    // FUSE would mount on a file too, which then cannot be read.
+    if std::fs::metadata(directory).is_ok_and(|found| !found.is_dir()) {
+        return Err(CommandError::environment(format!(
+            "cannot mount on {}: it is not a directory",
+            directory.display()
+        )));
+    }
     let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(CommandError::environment)?;
     let mut config = Config::default();
     config.mount_options = vec![
@@ -61,9 +71,16 @@ pub(super) fn mount<D: BlockingDevice + 'static>(
     let mut session = Session::new(MountedFiles::new(files), directory, &config).map_err(failed)?;
     let mut unmounter = session.unmount_callable();
     let ended = signals.handle();
-    let waiter = std::thread::spawn(move || match signals.forever().next() {
-        Some(_) => unmounter.unmount(),
-        None => Ok(()),
+    let mounted = directory.to_path_buf();
+    let waiter = std::thread::spawn(move || {
+        for (at, signal) in signals.forever().enumerate() {
+            match at {
+                0 => unmount(&mut unmounter, &mounted),
+                1 => detach(&mounted),
+                // Those that have files open get errors.
+                _ => _ = signal_hook::low_level::emulate_default_handler(signal),
+            }
+        }
     });
     stdout_line!(
         "{} is on {}, read-only, until `umount {1}` or Ctrl-C",
@@ -72,10 +89,39 @@ pub(super) fn mount<D: BlockingDevice + 'static>(
     );
     let result = session.run();
     ended.close();
-    let unmounted = waiter.join().unwrap_or(Ok(()));
-    result
-        .and(unmounted)
-        .map_err(|error| CommandError::operation(format!("{}: {error}", directory.display())))
+    // It has said itself what failed.
+    _ = waiter.join();
+    result.map_err(|error| CommandError::operation(format!("{}: {error}", directory.display())))
+}
+
+/// Unmounts, and says what to do if that fails.
+fn unmount(unmounter: &mut SessionUnmounter, directory: &Path) {
+    if let Err(error) = unmounter.unmount() {
+        stderr_line!(
+            "{} stays mounted: {error}; end what has files open there, and `umount` it, or signal this once \
+             more: then it is detached, and this ends when they are closed",
+            directory.display()
+        );
+    }
+}
+
+/// Takes the directory away, and leaves the files to those that have them open.
+fn detach(directory: &Path) {
+    let run = |program: &str, option: &str| {
+        let output = Command::new(program).arg(option).arg("--").arg(directory).output();
+        match output {
+            Ok(output) if output.status.success() => Ok(()),
+            Ok(output) => Err(String::from_utf8_lossy(&output.stderr).trim().to_string()),
+            Err(error) => Err(format!("{program}: {error}")),
+        }
+    };
+    match run("umount", "-l").or_else(|error| run("fusermount3", "-uz").map_err(|_| error)) {
+        Ok(()) => stderr_line!(
+            "{} is detached; this ends when the files of it are closed, or at once with another signal",
+            directory.display()
+        ),
+        Err(error) => stderr_line!("{} stays mounted: {error}", directory.display()),
+    }
 }
 
 /// Paths by their inode numbers, which are given out as paths are looked up.
