@@ -23,7 +23,7 @@ const MIB: u64 = 1 << 20;
 /// The subcommands of `ringbolt lvol`.
 #[derive(Subcommand)]
 pub(crate) enum LvolCommand {
-    /// Create a store on a bdev, whose data is lost, or a volume in a store
+    /// Create a store on a bdev, if nothing is on it, or a volume in a store
     #[command(after_help = "Examples:\n  ringbolt lvol create --on nvme0n1 pool\n  \
         ringbolt lvol create --on Malloc0 --cluster 64k pool\n  ringbolt lvol create pool/vol 10g\n  \
         ringbolt lvol create --thin pool/vol 10g")]
@@ -42,6 +42,9 @@ pub(crate) enum LvolCommand {
         /// Bytes of a cluster of a new store, the unit of allocation [default: 4m]
         #[arg(long, value_name = "SIZE", value_parser = parse_size, requires = "on")]
         cluster: Option<u64>,
+        /// Also if something is on the bdev: a byte other than zero in its first 64 KiB
+        #[arg(long, requires = "on")]
+        force: bool,
         #[command(flatten)]
         server: LvolServer,
     },
@@ -165,20 +168,24 @@ fn within<'a>(of: &str, name: &'a str) -> &'a str {
 /// Runs a subcommand of `ringbolt lvol`.
 pub(crate) fn run(command: LvolCommand) -> Result<(), CommandError> {
     match command {
-        LvolCommand::Create { name, size, thin, on, cluster, server } => match (split(&name), size, on) {
-            ((store, None), None, Some(bdev)) => create_store(&server, store, &bdev, cluster),
-            ((store, Some(volume)), Some(size), None) => create_volume(&server, store, volume, size, thin),
-            ((_, None), _, None) => Err(CommandError::usage(
-                "name the bdev of a new store with --on, or a volume as STORE/VOLUME",
-            )),
-            ((_, Some(_)), _, Some(_)) => {
-                Err(CommandError::usage("--on is for a store, whose name has no /"))
+        LvolCommand::Create { name, size, thin, on, cluster, force, server } => {
+            match (split(&name), size, on) {
+                ((store, None), None, Some(bdev)) => create_store(&server, store, &bdev, cluster, force),
+                ((store, Some(volume)), Some(size), None) => {
+                    create_volume(&server, store, volume, size, thin)
+                }
+                ((_, None), _, None) => Err(CommandError::usage(
+                    "name the bdev of a new store with --on, or a volume as STORE/VOLUME",
+                )),
+                ((_, Some(_)), _, Some(_)) => {
+                    Err(CommandError::usage("--on is for a store, whose name has no /"))
+                }
+                ((_, Some(_)), None, None) => Err(CommandError::usage("give the size of the volume, as 10g")),
+                ((_, None), Some(_), Some(_)) => {
+                    Err(CommandError::usage("a store has the size of its bdev; leave the size out"))
+                }
             }
-            ((_, Some(_)), None, None) => Err(CommandError::usage("give the size of the volume, as 10g")),
-            ((_, None), Some(_), Some(_)) => {
-                Err(CommandError::usage("a store has the size of its bdev; leave the size out"))
-            }
-        },
+        }
         LvolCommand::List { json, server } => list(&server, json),
         LvolCommand::Snapshot { volume, name, server } => {
             let name = within(&volume, &name);
@@ -235,8 +242,9 @@ fn create_store(
     store: &str,
     bdev: &str,
     cluster: Option<u64>,
+    force: bool,
 ) -> Result<(), CommandError> {
-    let mut params = json!({ "bdev_name": bdev, "lvs_name": store });
+    let mut params = json!({ "bdev_name": bdev, "lvs_name": store, "only_blank": !force });
     if let Some(cluster) = cluster {
         params["cluster_sz"] = cluster.into();
     }

@@ -24,8 +24,8 @@ use crate::volume::LvolBdev;
 
 /// How long the owner of a store has to close the device.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(30);
-/// Bytes at the front that are zero where nothing is: partition tables, super blocks of file systems, of stores and of
-/// members of arrays are in them.
+/// Bytes at the front that are zero where nothing is: partition tables, super blocks of file systems, of stores
+/// and of members of arrays are in them.
 const FOREIGN_BYTES: u32 = 64 << 10;
 const MIB: u32 = 1 << 20;
 
