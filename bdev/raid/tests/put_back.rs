@@ -190,3 +190,37 @@ fn a_mirror_does_not_start_with_an_older_copy_alone_unless_that_is_asked_for() {
     assert_eq!(program.call("bdev_raid_start_degraded", json!({ "name": "r" })), json!(true));
     has(&program, data(&images[0]), "as it was");
 }
+
+#[test]
+fn an_older_copy_of_a_member_of_raid5f_is_made_of_the_others() {
+    let names = ["m0", "m1", "m2"];
+    for index in 0..3 {
+        let program = Program::start();
+        for (index, name) in (0..).zip(names) {
+            program.medium(name, OFFSET + BLOCKS);
+            program.insert(name, index);
+        }
+        let params = json!({ "name": "r", "raid_level": "raid5f", "strip_size_kb": 64, "base_bdevs": names,
+            "superblock": true });
+        program.call("bdev_raid_create", params);
+        let stripe_blocks = 2 * REGION;
+        let write = |stripe: u64, value: u8| {
+            let data = vec![value; stripe_blocks as usize * BLOCK];
+            program.write("r", stripe * stripe_blocks, &data).unwrap();
+        };
+        (0..BLOCKS / REGION).for_each(|stripe| write(stripe, 1));
+        program.plane.drain();
+        let old = program.contents(names[index]);
+        [3, 5, 7].into_iter().for_each(|stripe| write(stripe, 2));
+        let expected = program.contents("r");
+        let mut images = names.map(|name| program.contents(name));
+        let newest = std::mem::replace(&mut images[index], old);
+        drop(program);
+        let program = Program::start();
+        (0..).zip(&images).for_each(|(index, image)| program.disk(&format!("m{index}"), image, index));
+        assert!(program.contents("r") == expected, "m{index}");
+        program.until_in_sync("r");
+        assert!(program.contents("r") == expected, "m{index}");
+        assert!(data(&program.contents(names[index])) == data(&newest), "m{index} is as it was");
+    }
+}
