@@ -23,7 +23,10 @@ pub enum ControllerFailure {
     #[error("TLS failed: {0}")]
     Tls(TlsFailure),
     /// The controller closed the connection during the handshake of TLS.
-    #[error("the controller closed the connection during the TLS handshake: it may be a port without TLS")]
+    #[error(
+        "the controller closed the connection during the TLS handshake: it has no key with this identity (see \
+         psk_derivation), or the port has no TLS"
+    )]
     TlsClosed,
     /// The controller sent an invalid PDU.
     #[error("the controller violated the protocol: {0}")]
