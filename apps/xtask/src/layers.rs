@@ -27,10 +27,10 @@ const ORDER_WITHIN: [(&str, &[&str]); 9] = [
         &[
             "fio-abi",
             "rocksdb-abi",
-            "file-lock",
             "secret",
             "dma",
             "os",
+            "file-lock",
             "pci",
             "reactor",
             "sockets",
