@@ -94,8 +94,10 @@ impl TlsSession {
         // SAFETY: the session was just created; the pointer is valid until after it is freed.
         let noted = unsafe { openssl::SSL_set_ex_data(ssl.as_ptr(), 0, choice.as_ptr().cast::<c_void>()) };
         for is_input in [true, false] {
-            // SAFETY: the table of functions is static.
-            let bio = unsafe { openssl::BIO_new(openssl::BIO_s_mem()) };
+            // SAFETY: it returns a static table of functions.
+            let method = unsafe { openssl::BIO_s_mem() };
+            // SAFETY: the table was just returned.
+            let bio = unsafe { openssl::BIO_new(method) };
             if bio.is_null() {
                 return Err(SHORT);
             }

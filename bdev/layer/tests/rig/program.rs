@@ -103,10 +103,13 @@ impl TestProgram {
         run: impl FnOnce(Core, AsyncChannel) -> F + Send + 'static,
     ) -> R {
         let descriptor = self.registry.open(name, access).unwrap();
-        self.on_core(move |core| async move {
+        let result = self.on_core(move |core| async move {
             let io = AsyncChannel::new(&core, descriptor.channel(&core).unwrap());
             run(core, io).await
-        })
+        });
+        // The channel has ended, and with it the device is closed, before another turn begins.
+        self.on_core(|_| async {});
+        result
     }
 
     /// Writes; returns the data that came back with the request.
