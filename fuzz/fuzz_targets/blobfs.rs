@@ -1,5 +1,5 @@
-//! Files on a blobstore whose blobs say of themselves what the input says: names, lengths, parents and numbers that
-//! need not agree. The store is opened, its files are read, and changed by what is left of the input. What it has when
+//! Files on a blobstore whose xattrs are the input's: names, lengths, parents and numbers that need not
+//! agree. The store is opened, its files are read, and changed by what is left of the input. What it has when
 //! it is closed, it has when it is opened again.
 #![no_main]
 

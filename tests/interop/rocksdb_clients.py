@@ -210,7 +210,7 @@ def full(server):
 
 
 def in_use(server):
-    """A second process is told who has the store; a second database in it is none of its business."""
+    """A second process is refused, with the holder named; a second database in the store works."""
     store = Store(server).format()
     command = store.command("db_bench", f"--db={DATABASE}", "--benchmarks=fillseq,waitforcompaction,readwhilewriting",
                             "--num=1000", "--duration=60", "--stats_interval=100")

@@ -197,8 +197,9 @@ impl ReadTurn {
 }
 
 thread_local! {
-    /// The devices that reads of this core have open, by name. Many reads of a device are in flight at a time, and
-    /// a channel of each would take more from the kernel than it has: contexts of AIO are few, and end late.
+    /// The devices that reads of this core have open, by name. Many reads of a device are in flight at a
+    /// time, and a channel of each would take more from the kernel than it has: contexts of AIO are few, and
+    /// end late.
     static OPEN: RefCell<BTreeMap<String, Weak<AsyncChannel>>> = RefCell::default();
 }
 

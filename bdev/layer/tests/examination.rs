@@ -22,14 +22,14 @@ const LABEL: &[u8] = b"LABEL";
 struct Disk {
     /// `None` for one that answers at once.
     answers: Option<Arc<AtomicBool>>,
-    /// Told of each request, with the number of channels that were opened.
-    told: Option<Mutex<Sender<usize>>>,
+    /// Receives the number of channels opened so far, with each request.
+    requests_seen: Option<Mutex<Sender<usize>>>,
     opened: AtomicUsize,
 }
 
 impl Disk {
     fn new(answers: Option<Arc<AtomicBool>>) -> Disk {
-        Disk { answers, told: None, opened: AtomicUsize::new(0) }
+        Disk { answers, requests_seen: None, opened: AtomicUsize::new(0) }
     }
 }
 
@@ -52,15 +52,16 @@ impl Bdev for Disk {
 
     fn open(&self, _core: &Core) -> Result<BoxedChannel, BdevError> {
         let channels = self.opened.fetch_add(1, Ordering::Relaxed) + 1;
-        let told = self.told.as_ref().map(|told| (told.lock().unwrap().clone(), channels));
-        Ok(Box::new(DiskChannel { answers: self.answers.clone(), requests: Vec::new(), told }))
+        let sender = self.requests_seen.as_ref().map(|sender| sender.lock().unwrap().clone());
+        let seen = sender.map(|sender| (sender, channels));
+        Ok(Box::new(DiskChannel { answers: self.answers.clone(), requests: Vec::new(), seen }))
     }
 }
 
 struct DiskChannel {
     answers: Option<Arc<AtomicBool>>,
     requests: Vec<Request>,
-    told: Option<(Sender<usize>, usize)>,
+    seen: Option<(Sender<usize>, usize)>,
 }
 
 impl Channel for DiskChannel {
@@ -68,7 +69,7 @@ impl Channel for DiskChannel {
     type Completion = Completion;
 
     fn submit(&mut self, batch: &mut Vec<Request>) {
-        if let Some((sender, channels)) = &self.told {
+        if let Some((sender, channels)) = &self.seen {
             batch.iter().for_each(|_| sender.send(*channels).unwrap());
         }
         self.requests.append(batch);
@@ -234,9 +235,8 @@ fn what_cannot_be_read_is_reported_and_examined() {
 fn reads_of_a_device_in_flight_share_a_channel() {
     let program = Program::start(Duration::from_secs(600));
     let answers = Arc::new(AtomicBool::new(false));
-    let (told, requests) = channel();
-    let told = Some(Mutex::new(told));
-    let disk = Disk { told, ..Disk::new(Some(answers.clone())) };
+    let (seen, requests) = channel();
+    let disk = Disk { requests_seen: Some(Mutex::new(seen)), ..Disk::new(Some(answers.clone())) };
     program.registry.register("disk", None, &[], Arc::new(disk)).unwrap();
     // The examination's own read.
     assert_eq!(requests.recv_timeout(Duration::from_secs(30)).unwrap(), 1);

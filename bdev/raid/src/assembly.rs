@@ -166,7 +166,10 @@ impl Arrays {
             let slot = &state.slots[place];
             if slot.is_configured {
                 let (bdev, name) = (slot.name.as_deref().unwrap_or_default(), &array.name);
-                log::warn!(target: "bdev_raid", "{bdev} has older data than the array {name}, as a copy that was put back: {reason}");
+                log::warn!(
+                    target: "bdev_raid",
+                    "{bdev} has older data than the array {name}, as a copy that was put back: {reason}"
+                );
                 stale.push(place);
             }
         }
@@ -206,7 +209,10 @@ impl Arrays {
         if present - stale.len() >= least {
             missing.extend(stale);
         } else {
-            log::warn!(target: "bdev_raid", "the array {} starts with older data, as there is no other", array.name);
+            log::warn!(
+                target: "bdev_raid",
+                "the array {} starts with older data, as there is no other", array.name,
+            );
         }
         self.start_without(array, &missing)
     }
@@ -667,7 +673,7 @@ fn writes_at_start(superblock: &RaidSuperblock, first_page: Option<&IntentPage>)
     writes
 }
 
-/// What the members that were found of an array say of each other.
+/// The ages of the members of an array that were found.
 fn ages_of(known: &RaidSuperblock, candidates: &[Candidate]) -> MemberAges {
     let with_place = candidates.iter().filter_map(|candidate| {
         let member = known.member(candidate.device.uuid())?;

@@ -1,4 +1,4 @@
-//! Which members have the newest data: what their superblocks and bitmaps say of each other.
+//! Which members have the newest data, by their superblocks and bitmaps.
 //!
 //! Superblocks and pages of the bitmap are written to one member after the other, and the next only when all
 //! have the last. So a crash leaves a member one superblock or one page behind, never two; and nothing was
@@ -29,7 +29,7 @@ pub(crate) fn is_same_era(then: u64, now: u64) -> bool {
     then / ERA >= now / ERA
 }
 
-/// What members of an array that is to start say of each other.
+/// The ages of the members of an array that is to start.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct MemberAges {
     /// Those with older data, and why.

@@ -64,8 +64,8 @@ pub struct Mirror {
     blocks: u64,
     ops: Vec<Op>,
     options: RaidOptions,
-    /// The bit of the member with the newest bitmap at the start, whose version of what may differ counts; 0 for
-    /// any.
+    /// The bit of the member with the newest bitmap at the start, whose version of what may differ counts; 0
+    /// for any.
     newest: u64,
     /// Bits of members that have all data.
     in_sync: AtomicU64,

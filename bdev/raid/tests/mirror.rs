@@ -445,7 +445,7 @@ fn a_member_that_is_removed_from_an_idle_mirror_is_free_at_once() {
     let user = move |core: &reactor::Core| {
         let core = core.clone();
         core.clone().spawn(async move {
-            // It is there, and is used once: then nobody polls it.
+            // It is used once and is idle then.
             let mut channel = descriptor.channel(&core).unwrap();
             let buffer = core.pool().take(BLOCK).unwrap();
             block_io::Channel::submit(

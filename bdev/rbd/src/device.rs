@@ -45,8 +45,8 @@ pub struct RbdBdev {
 /// Registers a device on an open image.
 ///
 /// # Errors
-/// [`BdevError::Invalid`] for a block size that is no multiple of 512, and for an image that is smaller than a
-/// block; [`BdevError::Exists`].
+/// [`BdevError::Invalid`] for a block size that is no multiple of 512, and for an image that is smaller than
+/// a block; [`BdevError::Exists`].
 pub(crate) fn create(
     registry: &Registry,
     config: RbdConfig,

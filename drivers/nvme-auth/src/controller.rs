@@ -118,7 +118,7 @@ impl ControllerAuth {
         !matches!(self.state, State::Idle | State::Failed)
     }
 
-    /// Whether a message was wrong, which the host has not been told yet.
+    /// Whether a message was wrong and AUTH_Failure1 is pending.
     pub fn is_failing(&self) -> bool {
         matches!(self.state, State::Failure1(..))
     }

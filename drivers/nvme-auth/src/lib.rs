@@ -2,8 +2,8 @@
 //!
 //! An [`AuthKey`] is a secret of a host or a controller. [`HostAuth`] is the exchange of a host on one queue,
 //! [`ControllerAuth`] that of a controller: each takes the messages of the other and makes those that answer.
-//! Randomness comes from a [`Nonces`], time and queues are the caller's. A [`TlsKey`] is a pre-shared key of TLS, and
-//! makes the [`TlsPsk`] of a host and a subsystem.
+//! Randomness comes from a [`Nonces`], time and queues are the caller's. A [`TlsKey`] is a pre-shared key of
+//! TLS, and makes the [`TlsPsk`] of a host and a subsystem.
 //!
 //! ```
 //! use nvme_auth::{AuthKey, AuthKeys, AuthOptions, AuthParties, ControllerAuth, HostAction, HostAuth, SystemNonces};

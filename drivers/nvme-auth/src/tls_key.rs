@@ -1,4 +1,5 @@
-//! Pre-shared keys of TLS, in the representation that nvme-cli generates, and the keys that a connection derives.
+//! Pre-shared keys of TLS, in the representation that nvme-cli generates, and the keys that a connection
+//! derives.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -10,8 +11,9 @@ use crate::hash::{HashValue, hmac};
 use crate::key::TEXT_MAX;
 use crate::nonces::{NoRandomness, Nonces, SystemNonces};
 
-/// A configured PSK: `NVMeTLSkey-1:HH:BASE64:`, where HH is the hash function that makes the retained PSK of it (01 SHA-256,
-/// 02 SHA-384, 00 none), and BASE64 the key of 32 or 48 bytes with its CRC-32 (TCP 1.0, section 3.6.1.5).
+/// A configured PSK: `NVMeTLSkey-1:HH:BASE64:`, where HH is the hash function that makes the retained PSK of
+/// it (01 SHA-256, 02 SHA-384, 00 none), and BASE64 the key of 32 or 48 bytes with its CRC-32 (TCP 1.0,
+/// section 3.6.1.5).
 ///
 /// It is not printed, compares in constant time and is wiped with its last clone.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -143,8 +145,9 @@ impl TlsKey {
         Secret::new(format!("NVMeTLSkey-1:{kind:02}:{}:", encoded.as_str()))
     }
 
-    /// The key and the identity that a host uses for a subsystem (TCP 1.0, sections 3.6.1.3 and 3.6.1.4). `None` if the
-    /// identity is of version 0 and has more than 255 bytes, which no context of HKDF-Expand-Label may have.
+    /// The key and the identity that a host uses for a subsystem (TCP 1.0, sections 3.6.1.3 and 3.6.1.4).
+    /// `None` if the identity is of version 0 and has more than 255 bytes, which no context of
+    /// HKDF-Expand-Label may have.
     pub fn psk(
         &self,
         hostnqn: &str,
@@ -181,8 +184,8 @@ impl TlsKey {
 }
 
 impl TlsKey {
-    /// Every key that a host may use for a subsystem: by the specification with identities of both versions, and as
-    /// libnvme derived it. Of two with one identity, by the specification.
+    /// Every key that a host may use for a subsystem: by the specification with identities of both versions,
+    /// and as libnvme derived it. Of two with one identity, by the specification.
     pub fn psks(&self, hostnqn: &str, subnqn: &str) -> Vec<TlsPsk> {
         let ways = [
             (TlsIdentityVersion::One, TlsDerivation::Specified),
@@ -200,8 +203,8 @@ impl TlsKey {
 }
 
 impl TlsDerivation {
-    /// HKDF-Expand-Label(HKDF-Extract(0, key), label, context) with as many bytes as the hash function's values, so that
-    /// HKDF-Expand is one HMAC (RFC 5869, section 2.3).
+    /// HKDF-Expand-Label(HKDF-Extract(0, key), label, context) with as many bytes as the hash function's
+    /// values, so that HKDF-Expand is one HMAC (RFC 5869, section 2.3).
     fn expand(self, hash: AuthHash, key: &[u8], label: &str, context: &[u8]) -> HashValue {
         let extracted = hmac(hash, &vec![0; hash.bytes()], &[key]);
         let length = hash.bytes() as u16;

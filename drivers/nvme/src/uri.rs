@@ -10,9 +10,9 @@ use wire_nvme::fabrics::Nqn;
 
 /// The URI of a namespace, by transport.
 ///
-/// - `nvme+tcp://HOST:PORT/SUBNQN?ns=N[&hdgst=1][&ddgst=1][&hostnqn=NQN][&psk=FILE[&psk_derivation=libnvme]]`: HOST is a
-///   name, an IPv4 address or an IPv6 address in brackets; PORT defaults to 4420; with the key in FILE the
-///   connections use TLS;
+/// - `nvme+tcp://HOST:PORT/SUBNQN?ns=N`, and then any of `&hdgst=1`, `&ddgst=1`, `&hostnqn=NQN` and
+///   `&psk=FILE` with `&psk_derivation=libnvme`: HOST is a name, an IPv4 address or an IPv6 address in
+///   brackets; PORT defaults to 4420; with the key in FILE the connections use TLS;
 /// - `nvme+pcie://DOMAIN:BUS:DEVICE.FUNCTION?ns=N`: a PCI Express function of this machine;
 /// - `nvme+vfio-user:DIR?ns=N`: a controller of another process with its socket at `DIR/cntrl`.
 ///

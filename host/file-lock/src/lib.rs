@@ -90,12 +90,12 @@ pub fn lock(file: impl AsFd, mode: LockMode, timeout: Duration) -> Result<(), Lo
     }
 }
 
-/// Locks a file or block device as [`lock`] does, and the file behind a loop device. The lock of that file ends
-/// when what is returned is dropped.
+/// Locks a file or block device as [`lock`] does, and the file behind a loop device. The lock of that file
+/// ends when what is returned is dropped.
 ///
-/// Users of several parts of one file do not disturb each other: its lock is a shared one for a partition, and for
-/// a loop device that does not have all of it. A file that is not found by its name any more is not locked, nor is
-/// one below another layer, as the device mapper.
+/// Users of several parts of one file do not disturb each other: its lock is a shared one for a partition,
+/// and for a loop device that does not have all of it. A file that is not found by its name any more is not
+/// locked, nor is one below another layer, as the device mapper.
 ///
 /// # Errors
 /// As [`lock`].

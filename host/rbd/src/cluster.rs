@@ -40,8 +40,8 @@ unsafe impl Send for ClusterHandle {}
 unsafe impl Sync for ClusterHandle {}
 
 impl Cluster {
-    /// Connects. Waits for a monitor as long as the cluster's option `client_mount_timeout` says, five minutes
-    /// by default.
+    /// Connects. Waits for a monitor as long as the cluster's option `client_mount_timeout` says, five
+    /// minutes by default.
     ///
     /// # Errors
     /// [`RbdError::Load`] without the libraries; [`RbdError::Call`] for a configuration file that cannot be
@@ -55,8 +55,8 @@ impl Cluster {
     }
 }
 
-/// Runs a call on a thread of its own that may use these cores: threads that the library starts have the cores
-/// of the one that creates them, and must not have a reactor's alone.
+/// Runs a call on a thread of its own that may use these cores: threads that the library starts have the
+/// cores of the one that creates them, and must not have a reactor's alone.
 pub(crate) fn on_cpus<R: Send>(cpus: &[u32], call: impl FnOnce() -> R + Send) -> Result<R, RbdError> {
     let failed =
         |errno: Option<i32>| RbdError::call(-errno.unwrap_or(libc::EIO), || "a thread for Ceph".to_string());

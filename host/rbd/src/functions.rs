@@ -1,7 +1,7 @@
 //! The functions of librados and librbd that are used, loaded at run time.
 //!
-//! Their types are those of the libraries' headers (`rados/librados.h`, `rbd/librbd.h`), which keep them for a
-//! version of the file name: `librados.so.2`, `librbd.so.1`.
+//! Their types are those of the libraries' headers (`rados/librados.h`, `rbd/librbd.h`), which keep them for
+//! a version of the file name: `librados.so.2`, `librbd.so.1`.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::OnceLock;
@@ -53,7 +53,8 @@ macro_rules! library {
                     $( $symbol: {
                         let name = concat!(stringify!($symbol), "\0");
                         let address = symbol(library, name)?;
-                        // SAFETY: the address is of a function of this name, whose type is that of the header.
+                        // SAFETY: the address is of a function of this name, whose type is that of the
+                        // header.
                         unsafe {
                             std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($argument),*) $(-> $result)?>(
                                 address,

@@ -75,8 +75,8 @@ impl Image {
         let mut handle = 0;
         let argument = ptr::from_ref::<Notify>(&notify).cast_mut().cast::<c_void>();
         let watch = open.cluster.functions.rbd.rbd_update_watch;
-        // SAFETY: the image is open, the handle is written, and what the callback gets is kept until the watch
-        // has ended.
+        // SAFETY: the image is open, the handle is written, and what the callback gets is kept until the
+        // watch has ended.
         let result = unsafe { watch(open.image, &raw mut handle, updated, argument) };
         if result < 0 {
             return Err(RbdError::call(result, || "cannot watch an image of Ceph".to_string()));
@@ -159,7 +159,8 @@ fn open_image(
     let rbd = &open.cluster.functions.rbd;
     let open_image = if is_read_only { rbd.rbd_open_read_only } else { rbd.rbd_open };
     let mut image = ptr::null_mut();
-    // SAFETY: the context is of the pool, the name is a string, there is no snapshot, and the image is written.
+    // SAFETY: the context is of the pool, the name is a string, there is no snapshot, and the image is
+    // written.
     let result = unsafe { open_image(context, c_name.as_ptr(), &raw mut image, ptr::null()) };
     if result < 0 {
         return Err(RbdError::call(result, || format!("image {} of pool {} of Ceph", name.image, name.pool)));

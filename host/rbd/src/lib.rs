@@ -1,9 +1,9 @@
 //! Images of Ceph's RADOS block device, through librbd and librados.
 //!
-//! The libraries are loaded when the first [`Cluster`] connects, so that a program without Ceph needs neither.
-//! An [`Image`] is opened on a cluster, once in a process, and an [`ImageQueue`] is one core's queue of
-//! operations on it. Operations complete on threads of librados, which send a message to the core's mailbox:
-//! the data never leaves the queue while the library may use it.
+//! The libraries are loaded when the first [`Cluster`] connects, so that a program without Ceph needs
+//! neither. An [`Image`] is opened on a cluster, once in a process, and an [`ImageQueue`] is one core's queue
+//! of operations on it. Operations complete on threads of librados, which send a message to the core's
+//! mailbox: the data never leaves the queue while the library may use it.
 //!
 //! Connecting, opening, resizing and closing wait for the cluster, without a limit but that of its options:
 //! control threads call them.

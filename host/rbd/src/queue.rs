@@ -53,9 +53,10 @@ pub struct ImageCompletion {
 
 /// One core's operations on an image.
 ///
-/// [`start`](Self::start) takes an operation, which owns its data from then on, and [`reap`](Self::reap) returns
-/// it. A completion is a message of a thread of librados to the core's mailbox, which wakes the core. Dropping a
-/// queue with operations in flight leaks their memory and the image, since the library may still use them.
+/// [`start`](Self::start) takes an operation, which owns its data from then on, and [`reap`](Self::reap)
+/// returns it. A completion is a message of a thread of librados to the core's mailbox, which wakes the core.
+/// Dropping a queue with operations in flight leaks their memory and the image, since the library may still
+/// use them.
 pub struct ImageQueue {
     image: Arc<Image>,
     functions: &'static Functions,
@@ -121,14 +122,15 @@ impl ImageQueue {
         !self.receiver.is_empty() || !self.refused.is_empty()
     }
 
-    /// Starts an operation on `bytes` bytes at `offset` of the image, with data of as many for reads and writes.
+    /// Starts an operation on `bytes` bytes at `offset` of the image, with data of as many for reads and
+    /// writes.
     ///
     /// # Errors
     /// Gives the data back if as many operations as the depth are in flight.
     ///
     /// # Panics
-    /// If the data of a read or write has another length or more than [`SLICES_MAX`] slices, or that of a read is
-    /// shared.
+    /// If the data of a read or write has another length or more than [`SLICES_MAX`] slices, or that of a
+    /// read is shared.
     pub fn start(
         &mut self,
         operation: ImageOperation,
@@ -169,7 +171,8 @@ impl ImageQueue {
         let slot = &self.slots[index as usize];
         let argument = ptr::from_ref::<CallbackContext>(&slot.context).cast_mut().cast::<c_void>();
         let mut completion = ptr::null_mut();
-        // SAFETY: the completion is written. The context is in a box that stays until the operation has completed.
+        // SAFETY: the completion is written. The context is in a box that stays until the operation has
+        // completed.
         let result = unsafe { (rbd.rbd_aio_create_completion)(argument, completed, &raw mut completion) };
         if result < 0 {
             return self.refused.push((index, result.into()));
@@ -196,7 +199,8 @@ impl ImageQueue {
             }
         };
         if result < 0 {
-            // SAFETY: an operation that was refused has no callback, so that this is the completion's last use.
+            // SAFETY: an operation that was refused has no callback, so that this is the completion's last
+            // use.
             unsafe { (rbd.rbd_aio_release)(completion) };
             self.refused.push((index, result.into()));
         }

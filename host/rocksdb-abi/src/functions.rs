@@ -1,7 +1,8 @@
 //! The functions of the table. None of them unwinds into RocksDB.
 //!
 //! The shim passes handles that `store_open`, `open` and `lock` returned and that were not freed, ranges of
-//! memory that it has for the time of a call, and errors of its own: that is what every `SAFETY` here rests on.
+//! memory that it has for the time of a call, and errors of its own: that is what every `SAFETY` here rests
+//! on.
 
 use std::ffi::{c_char, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -75,7 +76,7 @@ pub(crate) extern "C" fn store_open(
 pub(crate) extern "C" fn store_close(handle: StoreHandle) {
     // SAFETY: the handle is of `store_open`, and closed once, see above.
     let store: Box<Arc<dyn RocksFiles>> = unsafe { Box::from_raw(handle.cast_mut()) };
-    // A panic has printed its line, and there is nobody to tell.
+    // A panic has printed its line, and this call returns nothing.
     _ = catch_unwind(AssertUnwindSafe(|| drop(store)));
 }
 
@@ -243,7 +244,7 @@ pub(crate) extern "C" fn close(handle: FileHandle, error: &mut ErrorText) -> boo
 pub(crate) extern "C" fn free(handle: FileHandle) {
     // SAFETY: the handle is of `open` or `lock`, and freed once, see above.
     let file: Box<Box<dyn RocksFile>> = unsafe { Box::from_raw(handle.cast_mut()) };
-    // A panic has printed its line, and there is nobody to tell.
+    // A panic has printed its line, and this call returns nothing.
     _ = catch_unwind(AssertUnwindSafe(|| drop(file)));
 }
 

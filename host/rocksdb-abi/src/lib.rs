@@ -1,8 +1,8 @@
 //! The interface between RocksDB's `FileSystem` and Rust, as safe traits.
 //!
-//! RocksDB's types are C++ classes. A shim in C++ (`plugins/rocksdb/src/filesystem.cc`) implements them over a
-//! table of C functions, which this crate makes of a library's [`RocksFiles`] and [`RocksFile`]: a handle is
-//! a pointer to a boxed trait object, an error an [`ErrorKind`] and a text. All `unsafe` code is here:
+//! RocksDB's types are C++ classes. A shim in C++ (`plugins/rocksdb/src/filesystem.cc`) implements them over
+//! a table of C functions, which this crate makes of a library's [`RocksFiles`] and [`RocksFile`]: a handle
+//! is a pointer to a boxed trait object, an error an [`ErrorKind`] and a text. All `unsafe` code is here:
 //!
 //! ```
 //! use std::sync::Arc;

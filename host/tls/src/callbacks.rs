@@ -23,12 +23,13 @@ pub(crate) struct KeyChoice {
     pub(crate) failure: Option<TlsFailure>,
 }
 
-/// Identities of a ClientHello that are looked up: hosts offer one key, perhaps in both versions of identities.
+/// Identities of a ClientHello that are looked up: hosts offer one key, perhaps in both versions of
+/// identities.
 const IDENTITIES_MAX: usize = 8;
 
 impl KeyChoice {
-    /// Selects the first of the offered identities that is known. Of a list as in RFC 8446, section 4.2.11: each with
-    /// its length before and an age of four bytes behind it.
+    /// Selects the first of the offered identities that is known. Of a list as in RFC 8446, section 4.2.11:
+    /// each with its length before and an age of four bytes behind it.
     pub(crate) fn select(&mut self, extension: &[u8]) -> Result<(), TlsFailure> {
         for identity in identities(extension).take(IDENTITIES_MAX) {
             let Ok(text) = std::str::from_utf8(identity) else { continue };
@@ -65,13 +66,13 @@ fn identities(extension: &[u8]) -> impl Iterator<Item = &[u8]> {
 /// The choice of a session.
 ///
 /// # Safety
-/// The session is one of [`TlsSession`](crate::TlsSession), and in one of OpenSSL's functions. The reference must not
-/// outlive the callback.
+/// The session is one of [`TlsSession`](crate::TlsSession), and in one of OpenSSL's functions. The reference
+/// must not outlive the callback.
 unsafe fn choice_of<'a>(ssl: *mut SSL) -> Option<&'a mut KeyChoice> {
     // SAFETY: the session is valid during its callback.
     let choice = unsafe { openssl::SSL_get_ex_data(ssl, 0) }.cast::<KeyChoice>();
-    // SAFETY: index 0 is set once, when the session is created, to a `KeyChoice` that is freed after the session, and
-    // to which nobody else has a reference while OpenSSL runs.
+    // SAFETY: index 0 is set once, when the session is created, to a `KeyChoice` that is freed after the
+    // session, and to which there is no other reference while OpenSSL runs.
     unsafe { choice.as_mut() }
 }
 
@@ -165,7 +166,7 @@ fn session_of(ssl: *mut SSL, psk: &Psk) -> *mut SSL_SESSION {
     if keyed == 1 && suited && versioned == 1 {
         return session;
     }
-    // SAFETY: nobody else has the session.
+    // SAFETY: there is no other reference to the session.
     unsafe { ffi::SSL_SESSION_free(session) };
     ptr::null_mut()
 }

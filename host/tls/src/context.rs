@@ -13,7 +13,8 @@ use crate::ffi;
 /// An `SSL_CTX`, which lives as long as the process.
 pub(crate) struct Context(NonNull<openssl::SSL_CTX>);
 
-// SAFETY: OpenSSL 3 locks what sessions of several threads share of a context. It is not changed after its creation.
+// SAFETY: OpenSSL 3 locks what sessions of several threads share of a context. It is not changed after its
+// creation.
 unsafe impl Send for Context {}
 // SAFETY: as above.
 unsafe impl Sync for Context {}
@@ -85,7 +86,7 @@ impl Context {
             }
         }
         if suites != 1 {
-            // SAFETY: nobody else has the context.
+            // SAFETY: there is no other reference to the context.
             unsafe { openssl::SSL_CTX_free(pointer) };
             return None;
         }

@@ -20,7 +20,8 @@ const OVERHEAD: usize = 1 << 10;
 const RECORD_BYTES: usize = 16 << 10;
 
 thread_local! {
-    /// Records on their way between a session and its stream, of one call: a thread has one such buffer each way.
+    /// Records on their way between a session and its stream, of one call: a thread has one such buffer each
+    /// way.
     static RECEIVED: RefCell<Vec<u8>> = RefCell::new(vec![0; RECEIVE_BYTES]);
     static SENDING: RefCell<Vec<u8>> = RefCell::new(vec![0; SEND_BYTES + OVERHEAD]);
     /// Plaintext of several parts that becomes one record.
@@ -36,8 +37,9 @@ enum Start {
 
 /// TLS as a layer of a connection.
 ///
-/// A server's session begins with the client's first byte, so that a peer that connects and stays silent costs nothing.
-/// Beyond the session it has records that the stream below has not yet taken: of one send, at most 65 KiB.
+/// A server's session begins with the client's first byte, so that a peer that connects and stays silent
+/// costs nothing. Beyond the session it has records that the stream below has not yet taken: of one send, at
+/// most 65 KiB.
 pub struct TlsLayer {
     start: Start,
     session: Option<TlsSession>,

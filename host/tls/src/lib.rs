@@ -1,12 +1,12 @@
 //! TLS 1.3 with external pre-shared keys (RFC 8446, section 2.2), by OpenSSL 3 over memory buffers.
 //!
-//! A [`TlsSession`] is one connection, sans-IO: records go in and out, and so does plaintext. [`TlsLayer`] is a session
-//! as a [`StreamLayer`](sockets::StreamLayer), with a [`TlsStream`] over any byte stream after its handshake. A
-//! [`Psk`] is a key with its identity; a server looks keys up in a [`PskSource`].
+//! A [`TlsSession`] is one connection, sans-IO: records go in and out, and so does plaintext. [`TlsLayer`] is
+//! a session as a [`StreamLayer`](sockets::StreamLayer), with a [`TlsStream`] over any byte stream after its
+//! handshake. A [`Psk`] is a key with its identity; a server looks keys up in a [`PskSource`].
 //!
-//! Only what NVMe/TCP needs is possible: version 1.3, keys that both ends were given (no certificates, no tickets, no
-//! early data), each connection with an ephemeral key exchange, and the suites of [`PskHash`]. The server selects the
-//! suite of the key that the client offers.
+//! Only what NVMe/TCP needs is possible: version 1.3, keys that both ends were given (no certificates, no
+//! tickets, no early data), each connection with an ephemeral key exchange, and the suites of [`PskHash`].
+//! The server selects the suite of the key that the client offers.
 //!
 //! ```
 //! use secret::Secret;

@@ -71,7 +71,8 @@ impl Psk {
     }
 }
 
-/// Where a server looks keys up. Called while a client's first message is processed; it must not block or panic.
+/// Where a server looks keys up. Called while a client's first message is processed; it must not block or
+/// panic.
 pub trait PskSource: Send + Sync + 'static {
     /// The key with this identity.
     fn find(&self, identity: &str) -> Option<Psk>;

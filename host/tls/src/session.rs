@@ -41,9 +41,9 @@ pub enum PlainRead {
 /// One end of a TLS connection, without its socket.
 ///
 /// Order: [`handshake`](Self::handshake) until it is done, with [`put_records`](Self::put_records) and
-/// [`take_records`](Self::take_records) between; then [`read`](Self::read) and [`write`](Self::write) with the same
-/// between. After an error only [`take_records`](Self::take_records) is useful: for the alert that tells the peer. Records
-/// that were put and not consumed are bounded by what the caller puts.
+/// [`take_records`](Self::take_records) between; then [`read`](Self::read) and [`write`](Self::write) with
+/// the same between. After an error only [`take_records`](Self::take_records) is useful: for the alert that
+/// tells the peer. Records that were put and not consumed are bounded by what the caller puts.
 pub struct TlsSession {
     ssl: NonNull<openssl::SSL>,
     /// What the callbacks use: not touched while OpenSSL runs.
@@ -126,14 +126,15 @@ impl TlsSession {
         self.established
     }
 
-    /// The key of both ends: a client's from the beginning, a server's once a client has offered it. It is proved when the
-    /// handshake is done.
+    /// The key of both ends: a client's from the beginning, a server's once a client has offered it. It is
+    /// proved when the handshake is done.
     pub fn psk(&self) -> Option<&Psk> {
         // SAFETY: OpenSSL does not run: it does in methods with `&mut self` only.
         unsafe { self.choice.as_ref() }.psk.as_ref()
     }
 
-    /// The first identity that the client has offered, without control characters; `None` before, and if it is not text.
+    /// The first identity that the client has offered, without control characters; `None` before, and if it
+    /// is not text.
     pub fn offered_identity(&self) -> Option<&str> {
         // SAFETY: as in `psk`.
         unsafe { self.choice.as_ref() }.offered.as_deref()

@@ -89,9 +89,9 @@ fn a_failed_handshake_names_its_step_at_both_ends() {
     for (theirs, expected) in cases {
         let mut client = TlsSession::client(theirs.clone()).unwrap();
         let mut server = TlsSession::server(source(std::slice::from_ref(&ours))).unwrap();
-        let (failure, told) = establish(&mut client, &mut server).unwrap_err();
+        let (failure, of_peer) = establish(&mut client, &mut server).unwrap_err();
         assert_eq!(failure, expected, "{theirs:?}");
-        assert!(matches!(told, TlsFailure::PeerAlert(_)), "{told:?}");
+        assert!(matches!(of_peer, TlsFailure::PeerAlert(_)), "{of_peer:?}");
         assert_eq!(server.offered_identity(), Some(theirs.identity()));
         assert!(!server.is_established() && !client.is_established());
     }

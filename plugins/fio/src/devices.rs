@@ -61,7 +61,8 @@ fn config() -> Option<String> {
     sync::lock(&CONFIG).clone()
 }
 
-/// A job of this process. The last one ends the bdevs of the configuration, so that stores on them are closed.
+/// A job of this process. The last one ends the bdevs of the configuration, so that stores on them are
+/// closed.
 pub(crate) struct User(());
 
 impl User {

@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_that_nobody_will_answer_fails() {
+    fn a_call_without_an_answerer_fails() {
         let (waiting, reply) = call::<u32>();
         drop(reply);
         assert_eq!(waiting.wait(|| false), Err(BlobFsError::Broken));

@@ -19,7 +19,7 @@ const PART_BYTES_MAX: usize = 1 << 20;
 pub(crate) struct FsPlan {
     pub(crate) fs: BlobFs,
     flushes: BaseChannel,
-    /// The bdev is told of space that was freed. A file below it would get holes, and allocate again.
+    /// Space that was freed is deallocated on the bdev. A file below it gets holes, and allocates again.
     discards: bool,
     ready: VecDeque<PlannedIo>,
     /// By the number that the runner knows: an I/O of the files, and where the part is in its data.

@@ -77,7 +77,7 @@ struct StoreUser {
 
 impl Drop for StoreUser {
     fn drop(&mut self) {
-        // The lock is kept until the store is closed, so that nobody opens it meanwhile.
+        // The lock is kept until the store is closed, so that it is not opened meanwhile.
         let mut stores = sync::lock(stores());
         // It is not there if all were closed.
         let Some((_, users)) = stores.stores.get_mut(&self.key) else { return };

@@ -15,7 +15,7 @@ pub(crate) struct StoreUri {
     pub(crate) bdev: String,
     /// An empty bdev gets a new store.
     pub(crate) create: bool,
-    /// The bdev is told of space that was freed.
+    /// Space that was freed is deallocated on the bdev.
     pub(crate) discard: bool,
 }
 

@@ -92,7 +92,8 @@ impl BlobClusterMap {
         before
     }
 
-    /// Sets the clusters of a chunk that has none, as an extent page has them: 0 for those that are not allocated.
+    /// Sets the clusters of a chunk that has none, as an extent page has them: 0 for those that are not
+    /// allocated.
     ///
     /// # Panics
     /// If they are beyond the end.

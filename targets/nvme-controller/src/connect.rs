@@ -62,7 +62,8 @@ pub struct SecureChannel {
 }
 
 impl SecureChannel {
-    /// Of an identity: `NVMe1R01 HOSTNQN SUBNQN DIGEST`, or `NVMe0R01 HOSTNQN SUBNQN` (TCP 1.0, section 3.6.1.3).
+    /// Of an identity: `NVMe1R01 HOSTNQN SUBNQN DIGEST`, or `NVMe0R01 HOSTNQN SUBNQN` (TCP 1.0, section
+    /// 3.6.1.3).
     pub fn of_identity(identity: &str) -> Option<SecureChannel> {
         let mut fields = identity.split(' ');
         fields.next().filter(|version| version.starts_with("NVMe"))?;
@@ -70,8 +71,8 @@ impl SecureChannel {
         Some(SecureChannel { hostnqn: nqn()?, subnqn: nqn()? })
     }
 
-    /// Whether a host may connect to a subsystem through it: the one that its key is for, which still has a key of the
-    /// host, or the discovery service.
+    /// Whether a host may connect to a subsystem through it: the one that its key is for, which still has a
+    /// key of the host, or the discovery service.
     fn permits(&self, host: &Nqn, subsystem: &Subsystem) -> bool {
         let is_subsystem = self.subnqn == subsystem.nqn && subsystem.tls_hosts.contains_key(host);
         self.hostnqn == *host && (is_subsystem || subsystem.kind == SubsystemKind::Discovery)

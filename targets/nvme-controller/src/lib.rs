@@ -19,7 +19,8 @@
 //! let mut data = [0; fabrics::CONNECT_DATA_SIZE];
 //! let hostnqn = "nqn.2014-08.org.nvmexpress:uuid:6d5c7a3e-0a52-4d5f-9d0b-7d3a1f7d2c11".parse()?;
 //! ConnectData { host_id: [1; 16], cntlid: 0xffff, subnqn: subsystem.nqn.clone(), hostnqn }.encode(&mut data);
-//! let context = ConnectContext { directory: &directory, limits: &limits, port: SubsystemPort::default(), secure: None };
+//! let port = SubsystemPort::default();
+//! let context = ConnectContext { directory: &directory, limits: &limits, port, secure: None };
 //! let lookup = |nqn: &Nqn| (*nqn == subsystem.nqn).then(|| subsystem.clone());
 //! let Ok(ConnectOk::Admin(admin)) = connect(&sqe, &data, &context, lookup) else { panic!("rejected") };
 //! let controller = Controller::new(admin, limits.clone(), Arc::default(), 0);

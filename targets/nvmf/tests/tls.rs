@@ -1,4 +1,5 @@
-//! Hosts that connect through TLS: Ringbolt's own initiator, and OpenSSL's client, over the loopback interface.
+//! Hosts that connect through TLS: Ringbolt's own initiator, and OpenSSL's client, over the loopback
+//! interface.
 #![allow(clippy::unwrap_used)]
 
 use std::io::{Read, Write};

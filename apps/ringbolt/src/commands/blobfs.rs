@@ -96,8 +96,8 @@ pub(crate) enum BlobFsCommand {
     /// Mount the files on a directory, read-only, until they are unmounted
     #[command(after_help = "Examples:\n  ringbolt blobfs mount files.img /mnt &\n  ls -lR /mnt\n  \
         sst_dump --file=/mnt/db --command=check\n  umount /mnt\n\n\
-        It needs FUSE in the kernel (/dev/fuse) and, without root, fusermount3. Nothing may write to the store \
-        meanwhile.")]
+        It needs FUSE in the kernel (/dev/fuse) and, without root, fusermount3. Nothing may write to \
+        the store meanwhile.")]
     Mount {
         #[command(flatten)]
         image: ImageArgs,

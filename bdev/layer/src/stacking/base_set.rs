@@ -19,8 +19,8 @@ pub const PLACES_MAX: usize = 64;
 ///
 /// The control plane [puts](Self::insert) bases in and [takes](Self::remove) them out. [Channels](Self::open)
 /// on every core follow at their next submit or poll, for which their cores are woken: they open the new base
-/// and close the old one once its I/O in flight has completed. A channel that is idle, whose user may not poll
-/// it, closes the old base all the same. Where nothing has changed that costs them a load.
+/// and close the old one once its I/O in flight has completed. A channel that is idle, whose user may not
+/// poll it, closes the old base all the same. Where nothing has changed that costs them a load.
 pub struct BaseSet {
     /// Changes with each base that comes or goes; changed with the lock of the table.
     version: AtomicU64,

@@ -1,4 +1,4 @@
-//! Channels to bases that left while nobody used them: an idle user polls no channel, so the core closes them.
+//! Idle channels to bases that left the set: their user does not poll them, so that the core closes them.
 
 use std::cell::{Cell, RefCell};
 use std::pin::pin;

@@ -26,7 +26,8 @@ impl ModelFile {
 }
 
 impl ModelFile {
-    /// What a log may have behind what was synced: what was appended, without gaps between its blocks, or zero.
+    /// What a log may have behind what was synced: what was appended, without gaps between its blocks, or
+    /// zero.
     fn check_ahead(&self, name: &str, durable: usize, content: &[u8]) -> Result<(), String> {
         let same = content.iter().zip(&self.current).take_while(|(found, written)| found == written).count();
         for at in (durable..content.len()).filter(|at| content[*at] != 0) {

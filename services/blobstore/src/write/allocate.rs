@@ -214,8 +214,8 @@ impl OpenBlobStore {
         self.end_change(change, Err(ChangeError::Io));
     }
 
-    /// Writes the cluster map with all clusters that are filled, if it is not being written. Where a page of it
-    /// is replaced in place, its copy is written while they are filled.
+    /// Writes the cluster map with all clusters that are filled, if it is not being written. Where a page of
+    /// it is replaced in place, its copy is written while they are filled.
     fn commit(&mut self, id: BlobId, lane: &mut Lane) -> bool {
         let mut has_changed = false;
         let failed = |filling: &Filling| filling.is_ready() && filling.failed;

@@ -24,8 +24,8 @@ use crate::volume::LvolBdev;
 
 /// How long the owner of a store has to close the device.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(30);
-/// Bytes at the front that are zero where nothing is: partition tables, super blocks of file systems, of stores
-/// and of members of arrays are in them.
+/// Bytes at the front that are zero where nothing is: partition tables, super blocks of file systems, of
+/// stores and of members of arrays are in them.
 const FOREIGN_BYTES: u32 = 64 << 10;
 const MIB: u32 = 1 << 20;
 
@@ -99,8 +99,8 @@ control::parameters! {
         /// Ringbolt's own: percent of all clusters, 0 to 100; with fewer free ones the log has a warning. 0 for
         /// none. It is stored in the store
         low_space_percent: u32 = LOW_SPACE_PERCENT,
-        /// Ringbolt's own: fail if there is a byte other than zero in the first 64 KiB of the bdev, where partition
-        /// tables, file systems and stores begin
+        /// Ringbolt's own: fail if there is a byte other than zero in the first 64 KiB of the bdev, where
+        /// partition tables, file systems and stores begin
         only_blank: bool = false,
     }
 }

@@ -32,7 +32,8 @@ pub struct HostKeyNames {
     pub psk: Option<String>,
 }
 
-/// The key with which a host has to use TLS: as the keyring has it, and its secret, which was read when the host got it.
+/// The key with which a host has to use TLS: as the keyring has it, and its secret, which was read when the
+/// host got it.
 #[derive(Clone, Debug)]
 pub struct HostPsk {
     /// The key of the keyring.
@@ -64,8 +65,8 @@ impl<N: ServerNetwork> NvmfTarget<N> {
         self.change_keys(&nqn, &host, Some(keys), None, false)
     }
 
-    /// Allows a host to connect to a subsystem through TLS with this key, and then only so; and if it authenticates with
-    /// other keys, if there are any.
+    /// Allows a host to connect to a subsystem through TLS with this key, and then only so; and if it
+    /// authenticates with other keys, if there are any.
     ///
     /// # Errors
     /// As [`add_host`](Self::add_host).

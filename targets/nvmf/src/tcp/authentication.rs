@@ -22,10 +22,11 @@ const INVALID_FIELD: Status = Status::INVALID_FIELD.do_not_retry();
 
 /// The authentication of a host on one queue.
 ///
-/// Until it has succeeded once, the queue executes Authentication Send and Receive alone, one at a time, so that a host
-/// without a key costs 4 KiB and the exchange; the connection counts as one that has not logged in, and is closed after
-/// `connect_timeout_ms`. Later the host may authenticate anew, within the same time. A failure closes the connection: no
-/// other command is executed from then on. Exponentiations block; a poll computes one, and the others wait.
+/// Until it has succeeded once, the queue executes Authentication Send and Receive alone, one at a time, so
+/// that a host without a key costs 4 KiB and the exchange; the connection counts as one that has not logged
+/// in, and is closed after `connect_timeout_ms`. Later the host may authenticate anew, within the same time.
+/// A failure closes the connection: no other command is executed from then on. Exponentiations block; a poll
+/// computes one, and the others wait.
 pub(crate) struct QueueAuthentication {
     exchange: ControllerAuth,
     /// It has succeeded.
@@ -165,7 +166,8 @@ impl ConnectionState {
         let Some(authentication) = &mut self.authentication else { return };
         let exchange = &authentication.exchange;
         if authentication.is_done {
-            // An exchange of a host that is authenticated has a time too, and one that fails ends what it may do.
+            // An exchange of a host that is authenticated has a time too, and one that fails ends what it may
+            // do.
             let has_deadline = self.handshake_deadline_ns != target_shell::NEVER_NS;
             match exchange.is_in_progress() {
                 true if !has_deadline => {

@@ -105,8 +105,8 @@ impl TcpProtocol {
         }
     }
 
-    /// Whether an exponentiation may be computed in the poll at `now_ns`: one in each, so that hosts without a key, who
-    /// can ask for any number of them, do not keep others waiting for longer.
+    /// Whether an exponentiation may be computed in the poll at `now_ns`: one in each, so that hosts without
+    /// a key, who can ask for any number of them, do not keep others waiting for longer.
     pub(crate) fn take_exponentiation(&mut self, now_ns: u64) -> bool {
         self.exponentiation_ns.replace(now_ns) != Some(now_ns)
     }

@@ -15,8 +15,8 @@ use super::link::SendingData;
 use super::protocol::{TcpContext, TcpError};
 use crate::snapshot::ConfigSnapshot;
 
-/// The keys of a configuration: those of a connection's handshake, as the hosts were when it was accepted. Connect asks
-/// whether the host still has one.
+/// The keys of a configuration: those of a connection's handshake, as the hosts were when it was accepted.
+/// Connect asks whether the host still has one.
 impl PskSource for ConfigSnapshot {
     fn find(&self, identity: &str) -> Option<Psk> {
         psk_of(self.tls_psk(identity)?)

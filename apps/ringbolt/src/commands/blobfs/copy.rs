@@ -94,8 +94,8 @@ fn open_temporary(files: &Files, path: &[u8]) -> Result<(Vec<u8>, OpenNumber), B
     opened
 }
 
-/// Copies a file out of the store on `image`. A file that is there is replaced when all is copied; a pipe or a
-/// device is written as it is.
+/// Copies a file out of the store on `image`. A file that is there is replaced when all is copied; a pipe or
+/// a device is written as it is.
 pub(super) fn out(files: &Files, image: &Path, path: &Path, to: &Path) -> Result<(), CommandError> {
     let failed = |error: io::Error| at(to, &error);
     // Nothing of the destination is touched for a file that is not there.

@@ -25,13 +25,13 @@ use signal_hook::iterator::Signals;
 use crate::command_error::CommandError;
 use crate::console::{stderr_line, stdout_line};
 
-/// How long the kernel may remember what it was told: nothing of a store changes that is mounted.
+/// How long the kernel may cache names and attributes: nothing changes in a store that is mounted.
 const REMEMBERED: Duration = Duration::from_secs(3600);
 const BLOCK_BYTES: u32 = 4096;
 
-/// Mounts files on a directory until they are unmounted, or this process is told to end. While files below are
-/// open the kernel does not unmount: the first signal says so, a second one detaches the directory, and this ends
-/// when they are closed; a third ends the process.
+/// Mounts files on a directory until they are unmounted, or a signal ends this process. While files below are
+/// open the kernel does not unmount: the first signal says so, a second one detaches the directory, and this
+/// ends when they are closed; a third ends the process.
 ///
 /// # Errors
 /// The kernel has no FUSE, the user may not mount, or there is no such directory.

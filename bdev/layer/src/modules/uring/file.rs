@@ -268,8 +268,8 @@ fn open_file(path: &Path, readonly: bool, extra_flags: OFlags) -> io::Result<Fil
     Ok(descriptor.into())
 }
 
-/// Takes the advisory lock of the file: shared if it is only read, so that readers share it and no writer gets
-/// it. What is returned is the file behind a loop device, which is locked too until it is dropped.
+/// Takes the advisory lock of the file: shared if it is only read, so that readers share it and no writer
+/// gets it. What is returned is the file behind a loop device, which is locked too until it is dropped.
 pub(crate) fn lock(file: &File, path: &Path, readonly: bool) -> Result<Option<File>, BdevError> {
     let mode = if readonly { LockMode::Shared } else { LockMode::Exclusive };
     file_lock::lock_device(file, mode, LOCK_TIMEOUT).map_err(|holder| BdevError::Claimed {
