@@ -13,12 +13,12 @@ use crate::metadata::CargoMetadata;
 /// The files in circles that crates have, by folder. A crate that is not listed has none. The numbers only
 /// fall; one that has fallen is lowered here.
 const KNOWN: &[(&str, usize)] = &[
-    ("apps/ringbolt", 21),
+    ("apps/ringbolt", 19),
     ("apps/xtask", 27),
     ("bdev/accel", 4),
     ("bdev/layer", 27),
     ("bdev/nvme", 6),
-    ("bdev/raid", 11),
+    ("bdev/raid", 10),
     ("control", 11),
     ("drivers/nvme", 7),
     ("host/dma", 10),

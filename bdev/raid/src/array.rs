@@ -9,8 +9,8 @@ use wire_raid::{DATA_OFFSET_BYTES_MIN, MemberState, RaidLevel, RaidMember, RaidS
 
 use crate::layout::StripeLayout;
 use crate::level::{is_redundant, level_name};
+use crate::member_age::MemberOnDisk;
 use crate::mirror::Mirror;
-use crate::on_disk::MemberOnDisk;
 use crate::parity_layout::ParityLayout;
 
 /// An array, which lives from the call or the superblock that made it to its deletion.

@@ -12,12 +12,12 @@ use wire_raid::{IntentPage, MemberState, RaidLevel, RaidMember, RaidSuperblock};
 use crate::array::{ArrayPhase, ArraySlot, ArrayState, Candidate, RaidArray};
 use crate::bdev_of_array::{MemberLimits, RaidBdev, kind_of, raid_of, stack_all};
 use crate::level::{check_level, is_redundant, members_min};
-use crate::member_age::MemberAges;
+use crate::member_age::{MemberAges, MemberOnDisk};
 use crate::mirror::{Mirror, MirrorSetup, NewMember};
 use crate::module::{RaidError, RaidOptions};
 use crate::on_disk::{
-    MemberOnDisk, MetadataWrite, excludes_all, has_bitmap, is_unavailable, page_write, superblock_write,
-    wipe_pages, write_members_now,
+    MetadataWrite, excludes_all, has_bitmap, is_unavailable, page_write, superblock_write, wipe_pages,
+    write_members_now,
 };
 
 /// The arrays, by name, and what they are made of.

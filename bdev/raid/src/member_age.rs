@@ -7,8 +7,6 @@
 
 use wire_raid::{IntentPage, MemberState, RaidSuperblock};
 
-use crate::on_disk::MemberOnDisk;
-
 /// Pages of the bitmap between two that lack regions of the page before have generations within a multiple
 /// of this.
 const ERA: u64 = 1 << 16;
@@ -27,6 +25,25 @@ pub(crate) fn next_generation(generation: u64, drops: bool) -> u64 {
 /// Whether no region has left the bitmap since a page of `then`, up to one of `now`.
 pub(crate) fn is_same_era(then: u64, now: u64) -> bool {
     then / ERA >= now / ERA
+}
+
+/// What was found on a member.
+#[derive(Clone, Debug)]
+pub(crate) struct MemberOnDisk {
+    pub(crate) superblock: RaidSuperblock,
+    /// The newest valid page of the bitmap, whatever array it is of.
+    pub(crate) page: Option<IntentPage>,
+    /// The generation of the other page, if that is of the same array.
+    pub(crate) generation_before: Option<u64>,
+    /// The bitmap was read: without a page, there is none.
+    pub(crate) is_page_read: bool,
+}
+
+impl MemberOnDisk {
+    /// A member of which only the superblock is known.
+    pub(crate) fn without_page(superblock: RaidSuperblock) -> MemberOnDisk {
+        MemberOnDisk { superblock, page: None, generation_before: None, is_page_read: false }
+    }
 }
 
 /// The ages of the members of an array that is to start.

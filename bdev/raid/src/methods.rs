@@ -12,10 +12,9 @@ use wire_raid::{MemberState, NAME_BYTES_MAX, RaidSuperblock};
 
 use crate::array::{ArrayPhase, ArraySlot, Candidate, RaidArray};
 use crate::level::{check_level, is_redundant, members_min, parse_level};
+use crate::member_age::MemberOnDisk;
 use crate::module::{EPERM, RaidError, RaidModule, RaidOptions};
-use crate::on_disk::{
-    MemberOnDisk, NoSuperblock, can_have_superblock, is_unavailable, read_member_now, wipe_writes,
-};
+use crate::on_disk::{NoSuperblock, can_have_superblock, is_unavailable, read_member_now, wipe_writes};
 
 /// How long a removal waits for its record in the superblocks.
 const RECORD_TIMEOUT: Duration = Duration::from_secs(5);

@@ -14,9 +14,8 @@ use wire_raid::{IntentPage, MemberState, RaidLevel, RaidSuperblock};
 
 use crate::array::{ArraySlot, ArrayState, RaidArray};
 use crate::assembly::has_room_for_bitmap;
-use crate::member_age::is_same_era;
+use crate::member_age::{MemberOnDisk, is_same_era};
 use crate::module::{RaidError, RaidOptions};
-use crate::on_disk::MemberOnDisk;
 use crate::parity_layout::ParityLayout;
 
 mod busy;

@@ -13,31 +13,13 @@ use wire_raid::{
 };
 
 use crate::level::is_redundant;
+use crate::member_age::MemberOnDisk;
 use crate::module::RaidError;
 
 /// How long a method waits for superblocks to be written.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Both pages of the bitmap, which follow each other.
 const PAGES_BYTES: usize = 2 * INTENT_PAGE_BYTES;
-
-/// What was found on a member.
-#[derive(Clone, Debug)]
-pub(crate) struct MemberOnDisk {
-    pub(crate) superblock: RaidSuperblock,
-    /// The newest valid page of the bitmap, whatever array it is of.
-    pub(crate) page: Option<IntentPage>,
-    /// The generation of the other page, if that is of the same array.
-    pub(crate) generation_before: Option<u64>,
-    /// The bitmap was read: without a page, there is none.
-    pub(crate) is_page_read: bool,
-}
-
-impl MemberOnDisk {
-    /// A member of which only the superblock is known.
-    pub(crate) fn without_page(superblock: RaidSuperblock) -> MemberOnDisk {
-        MemberOnDisk { superblock, page: None, generation_before: None, is_page_read: false }
-    }
-}
 
 /// Why nothing was found.
 #[derive(Debug, thiserror::Error)]

@@ -53,6 +53,10 @@ impl TransportKind for Tcp {
         Listening::Shared
     }
 
+    fn has_tls(&self) -> bool {
+        true
+    }
+
     fn normalize(&self, address: &ListenAddress) -> Result<ListenAddress, NvmfTargetError> {
         Ok(ListenAddress::from_socket(address.socket()?))
     }

@@ -47,6 +47,11 @@ pub trait TransportKind: Sync {
     /// How its addresses are used.
     fn listening(&self) -> Listening;
 
+    /// Whether its connections can begin with TLS.
+    fn has_tls(&self) -> bool {
+        false
+    }
+
     /// The canonical form of an address, which is stored and compared.
     ///
     /// # Errors
@@ -150,11 +155,11 @@ pub trait Transport: Any + Send {
     fn options(&self) -> Map<String, Value>;
 
     /// Listens on an address in its canonical form. Connections carry `portid`. Returns the address as it is
-    /// open: with what was left to the machine. With `secure`, each connection begins with TLS.
+    /// open: with what was left to the machine. With `secure`, which only a transport [that has
+    /// TLS](TransportKind::has_tls) gets, each connection begins with it.
     ///
     /// # Errors
-    /// The address cannot be used, or the core that listens does not answer; nothing listens then. The
-    /// transport has no TLS.
+    /// The address cannot be used, or the core that listens does not answer; nothing listens then.
     fn listen(
         &self,
         address: &ListenAddress,

@@ -159,11 +159,8 @@ impl Transport for VfioUserCores {
         &self,
         address: &ListenAddress,
         portid: u16,
-        secure: bool,
+        _secure: bool,
     ) -> Result<ListenAddress, NvmfTargetError> {
-        if secure {
-            return Err(NvmfTargetError::NoSecureChannel(address.trtype.clone()));
-        }
         self.cores.listen(&socket::endpoint_address(&address.traddr), portid)?;
         Ok(address.clone())
     }

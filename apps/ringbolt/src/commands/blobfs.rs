@@ -1,34 +1,29 @@
 //! `ringbolt blobfs`: files on a blobstore, on a file or block device that no other program uses.
 
 mod copy;
+mod image;
 mod mount;
 
 use std::fs::File;
-use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
+use std::io::{self, Read as _, Write as _};
 use std::os::unix::ffi::OsStrExt as _;
-use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use blobfs::{
     BlobFs, BlobFsError, BlobFsOpenError, BlobFsOptions, BlockingBlobFs, BlockingDevice, DirectoryItem,
     OpenHow, format_options,
 };
-use blobstore::{BlobStoreDevice, LoadOptions, StoreSeverity};
+use blobstore::{LoadOptions, StoreSeverity};
 use clap::{Args, Subcommand};
 use comfy_table::{CellAlignment, Table};
 use file_lock::LockMode;
-use rustix::fs::{FallocateFlags, OFlags};
 use serde_json::{Value, json};
 
 use crate::command_error::CommandError;
 use crate::console::stdout_line;
 use crate::options::parse_size;
+use image::{COPY_BYTES, Files, ImageDevice, at, bytes};
 
-/// Bytes that are copied at once.
-const COPY_BYTES: usize = 4 << 20;
-/// Bytes of zeroes that are written at once where a device cannot make them itself.
-const ZERO_BYTES: u64 = 1 << 20;
 /// Bytes at the front that have to be zero where a store is made without force: partition tables, super
 /// blocks of file systems and of stores are in them.
 const FOREIGN_BYTES: usize = 64 << 10;
@@ -158,93 +153,6 @@ pub(crate) fn run(command: BlobFsCommand) -> Result<(), CommandError> {
             mount::mount(image.read(LoadOptions::default())?, &image.image, &directory)
         }
         BlobFsCommand::Check { image, json } => image.check(json),
-    }
-}
-
-type Files = BlockingBlobFs<ImageDevice>;
-
-fn bytes(path: &Path) -> &[u8] {
-    path.as_os_str().as_bytes()
-}
-
-fn at(path: &Path, what: &dyn std::fmt::Display) -> CommandError {
-    CommandError::operation(format!("{}: {what}", path.display()))
-}
-
-/// A file or block device, through the page cache.
-struct ImageDevice {
-    file: File,
-    bytes: u64,
-    /// The file behind a loop device, which is locked too.
-    _backing: Option<File>,
-}
-
-impl ImageDevice {
-    /// Opens a device, and locks it against other programs.
-    fn open(path: &Path, mode: LockMode) -> Result<ImageDevice, CommandError> {
-        let failed =
-            |what: &dyn std::fmt::Display| CommandError::environment(format!("{}: {what}", path.display()));
-        // Opening a pipe would wait for its other end.
-        let kind = std::fs::metadata(path).map_err(|error| failed(&error))?.file_type();
-        if !kind.is_file() && !kind.is_block_device() {
-            return Err(failed(&"neither a file nor a block device"));
-        }
-        let mut options = File::options();
-        options.read(true).write(mode == LockMode::Exclusive);
-        if kind.is_block_device() && mode == LockMode::Exclusive {
-            // The kernel refuses what is mounted.
-            options.custom_flags(OFlags::EXCL.bits() as i32);
-        }
-        let opened = options.open(path).and_then(|mut file| Ok((file.seek(SeekFrom::End(0))?, file)));
-        let (bytes, file) = opened.map_err(|error| failed(&error))?;
-        let locked = file_lock::lock_device(&file, mode, Duration::ZERO);
-        let backing = locked.map_err(|holder| failed(&format!("{holder} has it open; end that first")))?;
-        Ok(ImageDevice { file, bytes, _backing: backing })
-    }
-
-    /// What a device of this size promises.
-    fn properties_of(bytes: u64) -> BlobStoreDevice {
-        BlobStoreDevice { bytes, block_bytes: 4096, has_volatile_cache: true, atomic_write_bytes: 512 }
-    }
-}
-
-impl BlockingDevice for ImageDevice {
-    fn properties(&self) -> BlobStoreDevice {
-        ImageDevice::properties_of(self.bytes)
-    }
-
-    fn read(&mut self, offset: u64, out: &mut [u8]) -> io::Result<()> {
-        self.file.read_exact_at(out, offset)
-    }
-
-    fn write(&mut self, offset: u64, data: &[u8]) -> io::Result<()> {
-        self.file.write_all_at(data, offset)
-    }
-
-    fn write_zeroes(&mut self, offset: u64, bytes: u64) -> io::Result<()> {
-        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        if rustix::fs::fallocate(&self.file, flags, offset, bytes).is_ok() {
-            return Ok(());
-        }
-        let zeroes = vec![0; ZERO_BYTES.min(bytes) as usize];
-        let mut at = offset;
-        while at < offset + bytes {
-            let length = ZERO_BYTES.min(offset + bytes - at);
-            self.file.write_all_at(&zeroes[..length as usize], at)?;
-            at += length;
-        }
-        Ok(())
-    }
-
-    fn deallocate(&mut self, offset: u64, bytes: u64) -> io::Result<()> {
-        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        // Nothing is promised of it.
-        let _ = rustix::fs::fallocate(&self.file, flags, offset, bytes);
-        Ok(())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.file.sync_data()
     }
 }
 

@@ -40,9 +40,11 @@ impl<N: ServerNetwork> NvmfTarget<N> {
         let nqn = parse_nqn(nqn)?;
         let kind = address.kind()?;
         let normalized = kind.normalize(&address)?;
+        if secure && !kind.has_tls() {
+            return Err(NvmfTargetError::NoSecureChannel(kind.name().into()));
+        }
         match kind.listening() {
             Listening::Shared => self.add_shared_listener(nqn, kind, normalized, secure),
-            Listening::Exclusive if secure => Err(NvmfTargetError::NoSecureChannel(kind.name().into())),
             Listening::Exclusive => self.add_endpoint(nqn, kind, normalized),
         }
     }

@@ -13,7 +13,7 @@ use blobfs::{BlobFsError, OpenHow, OpenNumber};
 use file_lock::LockMode;
 use rustix::fs::OFlags;
 
-use super::{COPY_BYTES, Files, at, bytes};
+use super::image::{COPY_BYTES, Files, at, bytes};
 use crate::command_error::CommandError;
 
 /// Names that are tried for a temporary file: one of 64 random bits is free.
