@@ -336,7 +336,9 @@ fn a_file_that_a_server_reads_or_writes_cannot_be_locked_for_writing() {
 #[test]
 fn a_block_device_that_a_server_only_reads_cannot_be_locked_for_writing() {
     // It is opened for reading, and nothing is read or written. Who may open none has nothing to test here.
-    let path = (0..8).map(|number| format!("/dev/loop{number}"));
+    // Other tests attach files to the first devices that are free, and lock those.
+    let is_free = |number: &u32| !std::path::Path::new(&format!("/sys/block/loop{number}/loop")).exists();
+    let path = (0..8).rev().filter(is_free).map(|number| format!("/dev/loop{number}"));
     let opened = path.filter_map(|path| std::fs::File::open(&path).ok().map(|file| (path, file))).next();
     let Some((path, server)) = opened else {
         eprintln!("SKIPPED: no loop device can be opened");
