@@ -20,7 +20,7 @@ const KNOWN: &[(&str, usize)] = &[
     ("bdev/nvme", 6),
     ("bdev/raid", 10),
     ("control", 11),
-    ("drivers/nvme", 7),
+    ("drivers/nvme", 4),
     ("host/dma", 10),
     ("host/sockets", 5),
     ("host/pci", 5),

@@ -3,7 +3,7 @@
 use nvme_auth::{TlsDerivation, TlsKey};
 use wire_nvme::fabrics::Nqn;
 
-use crate::fabrics::HostCredentials;
+use crate::host_credentials::HostCredentials;
 
 /// Options for opening a controller, queue pair or namespace.
 #[derive(Clone, Debug)]

@@ -1,10 +1,7 @@
 //! In-band authentication: the exchange on a queue whose Connect has succeeded, before any other command (Base
 //! 2.0, section 8.13).
 
-use std::fmt;
-use std::sync::{Arc, Mutex};
-
-use nvme_auth::{AuthKeys, AuthOptions, AuthParties, HostAction, HostAuth, Nonces, SystemNonces};
+use nvme_auth::{AuthParties, HostAction, HostAuth, Nonces, SystemNonces};
 use wire_nvme::Sqe;
 use wire_nvme::auth::{AUTH_MESSAGE_MAX, AuthCommand};
 use wire_nvme::fabrics::{ConnectResponse, Nqn};
@@ -12,36 +9,6 @@ use wire_nvme::fabrics::{ConnectResponse, Nqn};
 use super::connect::hostnqn;
 use crate::error::NvmeOpenError;
 use crate::options::Options;
-
-/// How a host authenticates with DH-HMAC-CHAP, and what it accepts of a controller. Clones share the keys: new ones
-/// ([`set_keys`](Self::set_keys)) are used by every queue that is connected from then on.
-#[derive(Clone)]
-pub struct HostCredentials {
-    keys: Arc<Mutex<Option<AuthKeys>>>,
-    options: Arc<AuthOptions>,
-}
-
-impl HostCredentials {
-    /// With these keys, or none for now, and the hash functions and groups of `options`.
-    pub fn new(keys: Option<AuthKeys>, options: AuthOptions) -> HostCredentials {
-        HostCredentials { keys: Arc::new(Mutex::new(keys)), options: Arc::new(options) }
-    }
-
-    /// Replaces the keys, of all clones.
-    pub fn set_keys(&self, keys: Option<AuthKeys>) {
-        *sync::lock(&self.keys) = keys;
-    }
-
-    fn keys(&self) -> Option<AuthKeys> {
-        sync::lock(&self.keys).clone()
-    }
-}
-
-impl fmt::Debug for HostCredentials {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str("HostCredentials")
-    }
-}
 
 /// A queue that carries the messages of an exchange.
 pub(super) trait AuthQueue {
@@ -65,7 +32,7 @@ pub(super) async fn authenticate(
     subnqn: &Nqn,
 ) -> Result<(), NvmeOpenError> {
     let credentials = options.authentication.as_ref();
-    let credentials = credentials.and_then(|one| Some((one.keys()?, &*one.options)));
+    let credentials = credentials.and_then(|one| Some((one.keys()?, one.options())));
     let Some((keys, accepted)) = credentials else {
         return match connected.authentication_required {
             true => Err(NvmeOpenError::KeyRequired),
