@@ -275,6 +275,141 @@ def case_qemu(server):
     assert "failed" not in output and "error" not in output, output
 
 
+PSK = "0f" * 32
+
+
+def keys(server, name, secret=PSK):
+    """A folder with a key as NBD's clients have it, and its file."""
+    folder = f"{server.folder}/{name}-keys"
+    os.makedirs(folder, exist_ok=True)
+    path = f"{folder}/keys.psk"
+    with open(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "w", encoding="ascii") as file:
+        file.write(f"{name}:{secret}\n")
+    return folder, path
+
+
+def case_tls_keys(server):
+    """libnbd and QEMU with a key write and read; with another key, another name or none they do not."""
+    nbd = libnbd()
+    if not nbd.NBD().supports_tls():
+        raise Skipped("this libnbd has no TLS")
+    folder, path = keys(server, "alice")
+    server.malloc(block_size=4096)
+    assert server.rpc("nbd_set_tls", psk_file=path) is True
+    uri = server.export("Malloc0", name="disk", port=0, require_tls=True)
+    assert uri.startswith("nbds://127.0.0.1:"), uri
+    port = int(uri.split(":")[2].split("/")[0])
+
+    def begin(tls=None, name="alice", file=path):
+        handle = nbd.NBD()
+        handle.set_tls(nbd.TLS_DISABLE if tls is None else tls)
+        handle.set_tls_username(name)
+        handle.set_tls_psk_file(file)
+        handle.set_export_name("disk")
+        handle.connect_tcp("127.0.0.1", str(port))
+        return handle
+
+    handle = begin(nbd.TLS_REQUIRE)
+    assert handle.get_tls_negotiated()
+    data = random_bytes(3 * MIB + 777)
+    handle.pwrite(data, 1000)
+    handle.flush()
+    assert handle.pread(len(data), 1000) == data
+    refused = [(None, "alice", path), (nbd.TLS_REQUIRE, "alice", keys(server, "other", "0e" * 32)[1])]
+    bob = keys(server, "bob")[1]
+    for tls, name, file in refused + [(nbd.TLS_REQUIRE, "bob", bob)]:
+        try:
+            begin(tls, name, file)
+        except nbd.Error:
+            continue
+        raise AssertionError(f"{name} with {file} was served")
+    qemu_io = program("qemu-io")
+    image = f"driver=nbd,host=127.0.0.1,port={port},export=disk,tls-creds=tls0"
+    credentials = f"tls-creds-psk,id=tls0,dir={folder},endpoint=client,username=alice"
+    output = run(qemu_io, "--object", credentials, "--image-opts", "-c", "write -P 5 1000 300000",
+                 "-c", "read -P 5 1000 300000", "-c", "flush", image)
+    assert "failed" not in output and "error" not in output, output
+
+
+def certificate(folder, name, signer=None):
+    """A certificate of a signer, or of itself; with its key."""
+    cert, key = f"{folder}/{name}-cert.pem", f"{folder}/{name}-key.pem"
+    signed = ["-CA", f"{folder}/{signer}-cert.pem", "-CAkey", f"{folder}/{signer}-key.pem"] if signer else []
+    use = ["-addext", "basicConstraints=critical,CA:TRUE"] if not signer else [
+        "-addext", "basicConstraints=CA:FALSE", "-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost"]
+    run(program("openssl"), "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
+        "-subj", f"/CN={name}", "-days", "2", "-keyout", key, "-out", cert, *signed, *use)
+    os.chmod(key, 0o600)
+    return cert, key
+
+
+def client_folder(folder, authority, name=None):
+    """A folder as libnbd's and QEMU's certificates are."""
+    path = f"{folder}/client-{authority}-{name}"
+    os.makedirs(path)
+    shutil.copy(f"{folder}/{authority}-cert.pem", f"{path}/ca-cert.pem")
+    if name:
+        shutil.copy(f"{folder}/{name}-cert.pem", f"{path}/client-cert.pem")
+        shutil.copy(f"{folder}/{name}-key.pem", f"{path}/client-key.pem")
+    return path
+
+
+def case_tls_certificates(server):
+    """Clients verify the server's certificate, and it theirs, where it knows their authority; keys serve beside it."""
+    nbd = libnbd()
+    if not nbd.NBD().supports_tls():
+        raise Skipped("this libnbd has no TLS")
+    folder = f"{server.folder}/certificates"
+    os.makedirs(folder)
+    certificate(folder, "ca")
+    certificate(folder, "stranger")
+    cert, key = certificate(folder, "server", "ca")
+    certificate(folder, "client", "ca")
+    certificate(folder, "intruder", "stranger")
+    server.malloc()
+    server.rpc("nbd_set_tls", certificate_file=cert, private_key_file=key)
+    port = int(server.export("Malloc0", name="disk", port=0, require_tls=True).split(":")[2].split("/")[0])
+
+    def writes(path):
+        handle = nbd.NBD()
+        handle.set_tls(nbd.TLS_REQUIRE)
+        handle.set_tls_certificates(path)
+        handle.set_export_name("disk")
+        try:
+            handle.connect_tcp("127.0.0.1", str(port))
+            handle.pwrite(random_bytes(MIB), 512)
+            handle.flush()
+        except nbd.Error:
+            return False
+        return True
+
+    anyone = client_folder(folder, "ca")
+    assert writes(anyone) and not writes(client_folder(folder, "stranger"))
+    # Only with certificates of the authority of clients.
+    server.rpc("nbd_set_tls", certificate_file=cert, private_key_file=key, client_ca_file=f"{folder}/ca-cert.pem",
+               psk_file=keys(server, "alice")[1])
+    ours, intruders = client_folder(folder, "ca", "client"), client_folder(folder, "ca", "intruder")
+    assert not writes(anyone) and not writes(intruders) and writes(ours)
+    by_key = nbd.NBD()
+    by_key.set_tls(nbd.TLS_REQUIRE)
+    by_key.set_tls_username("alice")
+    by_key.set_tls_psk_file(keys(server, "alice")[1])
+    by_key.set_export_name("disk")
+    by_key.connect_tcp("127.0.0.1", str(port))
+    qemu_img = program("qemu-img")
+    credentials = f"tls-creds-x509,id=tls0,dir={ours},endpoint=client,verify-peer=yes"
+    image = f"driver=nbd,host=127.0.0.1,port={port},export=disk,tls-creds=tls0"
+    assert "64 MiB" in run(qemu_img, "info", "--object", credentials, "--image-opts", image)
+    for params, reason in [({"certificate_file": cert, "private_key_file": f"{folder}/client-key.pem"}, "not the private key"),
+                           ({"certificate_file": key, "private_key_file": key}, "no certificate in PEM"),
+                           ({"certificate_file": cert}, "both or none"), ({}, "delete it first")]:
+        try:
+            server.rpc("nbd_set_tls", **params)
+            raise AssertionError("it was accepted")
+        except AssertionError as error:
+            assert reason in str(error), f"{params}: {error}"
+
+
 def case_fio(server):
     """fio's nbd engine verifies random writes of several jobs."""
     fio = program("fio")

@@ -199,6 +199,7 @@ mod tests {
             "nbd_get_options",
             "nbd_get_peers",
             "nbd_set_options",
+            "nbd_set_tls",
             "nvmf_vfio_user_inject",
             "save_config",
             "trace_get_events",

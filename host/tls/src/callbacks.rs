@@ -15,6 +15,8 @@ use crate::psk::{IDENTITY_MAX, Psk, PskSource};
 pub(crate) struct KeyChoice {
     /// A server's keys.
     pub(crate) source: Option<Arc<dyn PskSource>>,
+    /// A server proves itself with its certificate where the client offers none of its keys.
+    pub(crate) has_certificate: bool,
     /// The client's key, or the one that the server has found.
     pub(crate) psk: Option<Psk>,
     /// The first identity that the client offered, as far as it is text.
@@ -88,6 +90,9 @@ pub(crate) unsafe extern "C" fn client_hello(ssl: *mut SSL, alert: *mut c_int, _
         true => choice.select(unsafe { std::slice::from_raw_parts(bytes, length) }),
         false => Err(TlsFailure::NoPsk),
     };
+    if selected.is_err() && choice.has_certificate {
+        return ffi::HELLO_ACCEPTED;
+    }
     if let (Ok(()), Some(psk)) = (selected, &choice.psk) {
         // SAFETY: the session is valid, and the name terminated.
         let set = unsafe { ffi::SSL_set_ciphersuites(ssl, psk.hash().suite().as_ptr()) };

@@ -10,7 +10,7 @@ use crate::callbacks;
 use crate::error::{TlsError, TlsFailure};
 use crate::ffi;
 
-/// An `SSL_CTX`, which lives as long as the process.
+/// An `SSL_CTX`. Its sessions keep it alive, so that it may be dropped before them.
 pub(crate) struct Context(NonNull<openssl::SSL_CTX>);
 
 // SAFETY: OpenSSL 3 locks what sessions of several threads share of a context. It is not changed after its
@@ -40,11 +40,12 @@ impl Context {
         context.as_ref().ok_or(TlsError(TlsFailure::Library(0)))
     }
 
-    fn new(side: Side) -> Option<Context> {
+    /// A context of its own.
+    pub(crate) fn new(side: Side) -> Option<Context> {
         // SAFETY: it has no requirements.
         let method = unsafe { openssl::TLS_method() };
         // SAFETY: the method is a static table.
-        let context = NonNull::new(unsafe { openssl::SSL_CTX_new(method) })?;
+        let context = Context(NonNull::new(unsafe { openssl::SSL_CTX_new(method) })?);
         let pointer = context.as_ptr();
         let version = i64::from(openssl::TLS1_3_VERSION);
         let release = openssl::SSL_MODE_RELEASE_BUFFERS
@@ -85,15 +86,17 @@ impl Context {
                 unsafe { ffi::SSL_CTX_set_client_hello_cb(pointer, Some(hello), ptr::null_mut()) };
             }
         }
-        if suites != 1 {
-            // SAFETY: there is no other reference to the context.
-            unsafe { openssl::SSL_CTX_free(pointer) };
-            return None;
-        }
-        Some(Context(context))
+        (suites == 1).then_some(context)
     }
 
     pub(crate) fn as_ptr(&self) -> *mut openssl::SSL_CTX {
         self.0.as_ptr()
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: this has a reference to the context, and each session one of its own.
+        unsafe { openssl::SSL_CTX_free(self.0.as_ptr()) };
     }
 }

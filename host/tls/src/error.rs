@@ -12,6 +12,10 @@ pub enum TlsFailure {
     NoPsk,
     /// The client offers no key with an identity that the server has.
     UnknownIdentity,
+    /// The client has no certificate, although the server asks for one.
+    NoCertificate,
+    /// The client's certificate is not of the server's authority, or not valid now.
+    BadCertificate,
     /// The proof of the key (the binder) is wrong: the two ends have different keys for this identity.
     WrongKey,
     /// The ends have no version, suite, group or exchange in common.
@@ -36,6 +40,8 @@ impl TlsFailure {
         match self {
             TlsFailure::NoPsk
             | TlsFailure::UnknownIdentity
+            | TlsFailure::NoCertificate
+            | TlsFailure::BadCertificate
             | TlsFailure::WrongKey
             | TlsFailure::KeyNotUsed => io::ErrorKind::PermissionDenied,
             TlsFailure::PeerAlert(_) => io::ErrorKind::ConnectionAborted,
@@ -53,6 +59,10 @@ impl fmt::Display for TlsFailure {
             TlsFailure::UnknownIdentity => {
                 formatter.write_str("ClientHello offers a key with an identity that is not known here")
             }
+            TlsFailure::NoCertificate => formatter.write_str("the client has no certificate"),
+            TlsFailure::BadCertificate => formatter.write_str(
+                "the client's certificate is not of the authority that is configured here, or has expired",
+            ),
             TlsFailure::WrongKey => {
                 formatter.write_str("ClientHello's binder does not match: the two ends have different keys")
             }
@@ -79,7 +89,12 @@ fn alert_name(alert: u8) -> Option<&'static str> {
     Some(match alert {
         20 => "bad_record_mac: its key differs",
         40 => "handshake_failure: it accepts nothing that was offered",
+        42 => "bad_certificate",
+        43 => "unsupported_certificate",
+        45 => "certificate_expired",
+        46 => "certificate_unknown",
         47 => "illegal_parameter: its key differs, or it accepts nothing that was offered",
+        48 => "unknown_ca: it does not know who signed the certificate",
         51 => "decrypt_error: its key differs",
         70 => "protocol_version",
         80 => "internal_error",

@@ -58,6 +58,10 @@ pub(crate) const HELLO_REJECTED: c_int = 0;
 pub(crate) const ALERT_HANDSHAKE_FAILURE: c_int = 40;
 pub(crate) const ALERT_UNKNOWN_IDENTITY: c_int = 115;
 
+/// SSL_R_PEER_DID_NOT_RETURN_A_CERTIFICATE.
+pub(crate) const REASON_NO_CERTIFICATE: u32 = 199;
+/// SSL_R_CERTIFICATE_VERIFY_FAILED.
+pub(crate) const REASON_BAD_CERTIFICATE: u32 = 134;
 /// SSL_R_BINDER_DOES_NOT_VERIFY.
 pub(crate) const REASON_BINDER: u32 = 253;
 /// SSL_R_DECRYPTION_FAILED_OR_BAD_RECORD_MAC.
@@ -71,3 +75,14 @@ pub(crate) const REASON_ALERTS: u32 = 1000;
 pub(crate) const LIBRARY_SSL: u32 = 20;
 /// ERR_R_MALLOC_FAILURE.
 pub(crate) const REASON_MEMORY: u32 = 256 | 1 << 18;
+
+/// OpenSSL's text for the reason of an error, if it has one.
+pub(crate) fn reason_text(code: std::ffi::c_ulong) -> Option<String> {
+    // SAFETY: it looks the number up in OpenSSL's tables.
+    let text = unsafe { openssl_sys::ERR_reason_error_string(code) };
+    if text.is_null() {
+        return None;
+    }
+    // SAFETY: it is a terminated text that lives as long as the process.
+    Some(unsafe { std::ffi::CStr::from_ptr(text) }.to_string_lossy().into_owned())
+}

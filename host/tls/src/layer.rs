@@ -2,12 +2,12 @@
 
 use std::cell::RefCell;
 use std::io::{IoSlice, IoSliceMut};
-use std::sync::Arc;
 
 use sockets::{ByteStream, FlushStatus, HandshakeStatus, StreamLayer, TransferResult};
 
 use crate::error::{TlsError, TlsFailure};
-use crate::psk::{Psk, PskSource};
+use crate::psk::Psk;
+use crate::server::ServerCredentials;
 use crate::session::{HANDSHAKE_BYTES_MAX, HandshakeProgress, PlainRead, TlsSession};
 
 /// Bytes of records that one receive of the stream below takes.
@@ -32,7 +32,7 @@ thread_local! {
 #[derive(Clone)]
 enum Start {
     Client(Psk),
-    Server(Arc<dyn PskSource>),
+    Server(ServerCredentials),
 }
 
 /// TLS as a layer of a connection.
@@ -67,9 +67,9 @@ impl TlsLayer {
         TlsLayer::new(Start::Client(psk))
     }
 
-    /// The end of a server with these keys.
-    pub fn server(source: Arc<dyn PskSource>) -> TlsLayer {
-        TlsLayer::new(Start::Server(source))
+    /// The end of a server.
+    pub fn server(credentials: ServerCredentials) -> TlsLayer {
+        TlsLayer::new(Start::Server(credentials))
     }
 
     fn new(start: Start) -> TlsLayer {
@@ -105,7 +105,7 @@ impl TlsLayer {
         if self.session.is_none() {
             self.session = Some(match &self.start {
                 Start::Client(psk) => TlsSession::client(psk.clone())?,
-                Start::Server(source) => TlsSession::server(source.clone())?,
+                Start::Server(credentials) => TlsSession::server(credentials)?,
             });
         }
         self.session.as_mut().ok_or(TlsError(TlsFailure::Library(0)))

@@ -12,7 +12,7 @@ pub enum PskHash {
 }
 
 impl PskHash {
-    /// Bytes of its values, and of keys with it: 32 or 48.
+    /// Bytes of its values: 32 or 48. Derived keys have as many.
     pub fn bytes(self) -> usize {
         match self {
             PskHash::Sha256 => 32,
@@ -45,14 +45,17 @@ pub struct Psk {
     hash: PskHash,
 }
 
+/// Bytes of a key: a shorter one can be guessed, and none of our protocols has a longer one.
+const KEY_BYTES: std::ops::RangeInclusive<usize> = 16..=64;
+
 /// Most bytes of an identity. Two NVMe qualified names and a digest have fewer than 550.
 pub(crate) const IDENTITY_MAX: usize = 1024;
 
 impl Psk {
-    /// A key. `None` unless it has as many bytes as values of the hash function, and the identity 1 to 1024.
+    /// A key. `None` unless it has 16 to 64 bytes, and the identity 1 to 1024.
     pub fn new(identity: impl Into<String>, key: Secret, hash: PskHash) -> Option<Psk> {
         let identity = identity.into();
-        let fits = key.reveal().len() == hash.bytes() && (1..=IDENTITY_MAX).contains(&identity.len());
+        let fits = KEY_BYTES.contains(&key.reveal().len()) && (1..=IDENTITY_MAX).contains(&identity.len());
         fits.then_some(Psk { identity, key, hash })
     }
 

@@ -3,7 +3,6 @@
 use std::ffi::{c_int, c_void};
 use std::fmt;
 use std::ptr::NonNull;
-use std::sync::Arc;
 
 use openssl_sys as openssl;
 
@@ -11,7 +10,8 @@ use crate::callbacks::KeyChoice;
 use crate::context::{Context, Side};
 use crate::error::{TlsError, TlsFailure};
 use crate::ffi;
-use crate::psk::{Psk, PskSource};
+use crate::psk::Psk;
+use crate::server::ServerCredentials;
 
 /// Most bytes of records of a handshake, in each direction: several times what any client of today sends.
 pub(crate) const HANDSHAKE_BYTES_MAX: usize = 32 << 10;
@@ -23,7 +23,8 @@ const RECORD_HANDSHAKE: u8 = 22;
 pub enum HandshakeProgress {
     /// It needs records of the peer; there may be some to send.
     Pending,
-    /// Both ends have proved that they have the key. There may be records to send.
+    /// Both ends have proved that they have the key, or the server that it has its certificate and the client what
+    /// the server asks for. There may be records to send.
     Done,
 }
 
@@ -69,23 +70,30 @@ impl TlsSession {
     /// # Errors
     /// Memory is short.
     pub fn client(psk: Psk) -> Result<TlsSession, TlsError> {
-        let choice = KeyChoice { source: None, psk: Some(psk), offered: None, failure: None };
-        TlsSession::new(Side::Client, choice)
+        let choice =
+            KeyChoice { source: None, has_certificate: false, psk: Some(psk), offered: None, failure: None };
+        TlsSession::new(Context::of(Side::Client)?, Side::Client, choice)
     }
 
-    /// A server for clients with these keys.
+    /// A server for clients with these keys, or that trust its certificate.
     ///
     /// # Errors
     /// Memory is short.
-    pub fn server(source: Arc<dyn PskSource>) -> Result<TlsSession, TlsError> {
-        let choice = KeyChoice { source: Some(source), psk: None, offered: None, failure: None };
-        TlsSession::new(Side::Server, choice)
+    pub fn server(credentials: &ServerCredentials) -> Result<TlsSession, TlsError> {
+        let ServerCredentials { psks, certificates } = credentials;
+        let context = match certificates {
+            Some(certificates) => certificates.context(),
+            None => Context::of(Side::Server)?,
+        };
+        let has_certificate = certificates.is_some();
+        let choice =
+            KeyChoice { source: psks.clone(), has_certificate, psk: None, offered: None, failure: None };
+        TlsSession::new(context, Side::Server, choice)
     }
 
-    fn new(side: Side, choice: KeyChoice) -> Result<TlsSession, TlsError> {
+    fn new(context: &Context, side: Side, choice: KeyChoice) -> Result<TlsSession, TlsError> {
         const SHORT: TlsError = TlsError(TlsFailure::Library(ffi::REASON_MEMORY));
-        let context = Context::of(side)?;
-        // SAFETY: the context lives as long as the process.
+        // SAFETY: the context is valid; the session has a reference of its own to it.
         let ssl = NonNull::new(unsafe { openssl::SSL_new(context.as_ptr()) }).ok_or(SHORT)?;
         let suite = choice.psk.as_ref().map(|psk| psk.hash().suite());
         let choice = NonNull::from(Box::leak(Box::new(choice)));
@@ -127,7 +135,7 @@ impl TlsSession {
     }
 
     /// The key of both ends: a client's from the beginning, a server's once a client has offered it. It is
-    /// proved when the handshake is done.
+    /// proved when the handshake is done; `None` then where the server's certificate was used instead.
     pub fn psk(&self) -> Option<&Psk> {
         // SAFETY: OpenSSL does not run: it does in methods with `&mut self` only.
         unsafe { self.choice.as_ref() }.psk.as_ref()
@@ -202,7 +210,12 @@ impl TlsSession {
         }
         // SAFETY: the session is valid.
         if unsafe { openssl::SSL_session_reused(self.ssl.as_ptr()) } != 1 {
-            return Err(TlsError(TlsFailure::KeyNotUsed));
+            // SAFETY: OpenSSL does not run.
+            let choice = unsafe { self.choice.as_mut() };
+            if !choice.has_certificate {
+                return Err(TlsError(TlsFailure::KeyNotUsed));
+            }
+            choice.psk = None;
         }
         self.established = true;
         Ok(HandshakeProgress::Done)
@@ -271,6 +284,8 @@ impl TlsSession {
             _ if library != ffi::LIBRARY_SSL => TlsFailure::Library(reason),
             ffi::REASON_MEMORY => TlsFailure::Library(reason),
             ffi::REASON_BINDER => TlsFailure::WrongKey,
+            ffi::REASON_NO_CERTIFICATE => TlsFailure::NoCertificate,
+            ffi::REASON_BAD_CERTIFICATE => TlsFailure::BadCertificate,
             ffi::REASON_BAD_MAC if !self.established => TlsFailure::WrongKey,
             reason if in_handshake && ffi::REASONS_NOTHING_IN_COMMON.contains(&reason) => {
                 TlsFailure::NothingInCommon

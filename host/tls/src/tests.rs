@@ -1,4 +1,7 @@
 use std::io::{IoSlice, IoSliceMut};
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::process::Command;
 use std::sync::Arc;
 
 use secret::Secret;
@@ -8,15 +11,16 @@ use sockets::{
 };
 
 use crate::{
-    HandshakeProgress, PlainRead, Psk, PskHash, PskSource, TlsError, TlsFailure, TlsLayer, TlsSession,
+    CertificateError, CertificateFiles, Certificates, HandshakeProgress, PlainRead, Psk, PskHash,
+    ServerCredentials, TlsError, TlsFailure, TlsLayer, TlsSession,
 };
 
 fn psk(identity: &str, byte: u8, hash: PskHash) -> Psk {
     Psk::new(identity, Secret::new(vec![byte; hash.bytes()]), hash).unwrap()
 }
 
-fn source(keys: &[Psk]) -> Arc<dyn PskSource> {
-    Arc::new(keys.to_vec())
+fn source(keys: &[Psk]) -> ServerCredentials {
+    ServerCredentials::of_keys(Arc::new(keys.to_vec()))
 }
 
 /// Moves all records from one end to the other.
@@ -56,7 +60,7 @@ fn both_ends_get_what_the_other_writes_with_either_hash() {
     for hash in [PskHash::Sha256, PskHash::Sha384] {
         let keys = [psk("other", 9, hash), psk("a host", 1, hash)];
         let mut client = TlsSession::client(keys[1].clone()).unwrap();
-        let mut server = TlsSession::server(source(&keys)).unwrap();
+        let mut server = TlsSession::server(&source(&keys)).unwrap();
         assert_eq!(server.psk(), None);
         establish(&mut client, &mut server).unwrap();
         assert_eq!(client.handshake(), Ok(HandshakeProgress::Done));
@@ -88,7 +92,7 @@ fn a_failed_handshake_names_its_step_at_both_ends() {
     ];
     for (theirs, expected) in cases {
         let mut client = TlsSession::client(theirs.clone()).unwrap();
-        let mut server = TlsSession::server(source(std::slice::from_ref(&ours))).unwrap();
+        let mut server = TlsSession::server(&source(std::slice::from_ref(&ours))).unwrap();
         let (failure, of_peer) = establish(&mut client, &mut server).unwrap_err();
         assert_eq!(failure, expected, "{theirs:?}");
         assert!(matches!(of_peer, TlsFailure::PeerAlert(_)), "{of_peer:?}");
@@ -99,7 +103,7 @@ fn a_failed_handshake_names_its_step_at_both_ends() {
 
 #[test]
 fn bytes_that_are_no_handshake_are_rejected_and_bounded() {
-    let server = || TlsSession::server(source(&[psk("a", 1, PskHash::Sha256)])).unwrap();
+    let server = || TlsSession::server(&source(&[psk("a", 1, PskHash::Sha256)])).unwrap();
     // The beginning of an ICReq of NVMe/TCP.
     assert_eq!(server().put_records(&[0, 0, 128, 0]), Err(TlsError(TlsFailure::NotTls)));
     let mut one = server();
@@ -122,7 +126,7 @@ fn bytes_that_are_no_handshake_are_rejected_and_bounded() {
 fn a_changed_record_ends_the_session() {
     let key = psk("a host", 1, PskHash::Sha256);
     let mut client = TlsSession::client(key.clone()).unwrap();
-    let mut server = TlsSession::server(source(&[key])).unwrap();
+    let mut server = TlsSession::server(&source(&[key])).unwrap();
     establish(&mut client, &mut server).unwrap();
     client.write(b"plain").unwrap();
     let mut records = [0; 100];
@@ -216,4 +220,83 @@ fn a_stream_arrives_whole_over_a_network_that_shortens_and_delays() {
         );
         assert_eq!(server.layer.psk().unwrap().identity(), "a host");
     }
+}
+
+/// A folder with certificates, removed on drop.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Folder {
+        let path = std::env::temp_dir().join(format!("ringbolt-tls-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&path).unwrap();
+        Folder(path)
+    }
+
+    /// A certificate that has signed itself, by OpenSSL's program.
+    fn certificate(&self, name: &str) -> CertificateFiles {
+        let (certificate, private_key) =
+            (self.0.join(format!("{name}-cert.pem")), self.0.join(format!("{name}-key.pem")));
+        let mut request = Command::new("openssl");
+        request.args(["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]);
+        request.args(["-subj", "/CN=server", "-days", "2", "-keyout"]).arg(&private_key);
+        let done = request.arg("-out").arg(&certificate).output().unwrap();
+        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+        std::fs::set_permissions(&private_key, std::fs::Permissions::from_mode(0o600)).unwrap();
+        CertificateFiles { certificate, private_key, client_ca: None }
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+#[test]
+fn a_key_serves_beside_a_certificate_and_no_other_key_does() {
+    let folder = Folder::new("beside");
+    let mut files = folder.certificate("server");
+    for client_ca in [None, Some(files.certificate.clone())] {
+        files.client_ca = client_ca;
+        let certificates = Some(Certificates::read(&files).unwrap());
+        let credentials = ServerCredentials { certificates, ..source(&[psk("a", 1, PskHash::Sha256)]) };
+        let mut server = TlsSession::server(&credentials).unwrap();
+        establish(&mut TlsSession::client(psk("a", 1, PskHash::Sha256)).unwrap(), &mut server).unwrap();
+        assert_eq!(server.psk().unwrap().identity(), "a");
+        for (identity, byte) in [("a", 2), ("b", 1)] {
+            let mut client = TlsSession::client(psk(identity, byte, PskHash::Sha256)).unwrap();
+            let mut server = TlsSession::server(&credentials).unwrap();
+            establish(&mut client, &mut server).unwrap_err();
+            assert!(!client.is_established() && !server.is_established(), "{identity} {byte}");
+        }
+    }
+}
+
+#[test]
+fn files_that_are_no_certificate_with_its_key_are_refused_by_name() {
+    let folder = Folder::new("files");
+    let (files, other) = (folder.certificate("server"), folder.certificate("other"));
+    let garbage = folder.0.join("garbage.pem");
+    std::fs::write(&garbage, "-----BEGIN CERTIFICATE-----\nnothing\n").unwrap();
+    std::fs::set_permissions(&garbage, std::fs::Permissions::from_mode(0o600)).unwrap();
+    let absent = folder.0.join("absent.pem");
+    let read = |change: &dyn Fn(&mut CertificateFiles)| {
+        let mut files = files.clone();
+        change(&mut files);
+        Certificates::read(&files).map(drop).unwrap_err().to_string()
+    };
+    let text = read(&|files| files.private_key.clone_from(&other.private_key));
+    assert!(text.contains("other-key.pem: it is not the private key of"), "{text}");
+    for bad in [&garbage, &absent] {
+        let name = bad.file_name().unwrap().to_string_lossy().into_owned();
+        for text in [
+            read(&|files| files.certificate.clone_from(bad)),
+            read(&|files| files.private_key.clone_from(bad)),
+            read(&|files| files.client_ca = Some(bad.clone())),
+        ] {
+            assert!(text.contains(&name), "{text}");
+        }
+    }
+    std::fs::set_permissions(&files.private_key, std::fs::Permissions::from_mode(0o644)).unwrap();
+    assert!(matches!(Certificates::read(&files), Err(CertificateError::KeyFile { .. })));
 }

@@ -8,6 +8,7 @@ use target_shell::{
     Accepted, CloseReason, Connections, IoContext, MemoryShare, MoreToRead, NEVER_NS, Notice, Protocol,
     ProtocolConnection, ReceiveBuffer, SendQueue, TransferReport,
 };
+use tls::TlsLayer;
 
 use crate::export::NbdConfig;
 use crate::failure::NbdViolation;
@@ -30,9 +31,11 @@ pub(crate) struct NbdCore;
 pub(crate) struct NbdConnection {
     flow: u16,
     inbound: ReceiveBuffer,
-    out: SendQueue,
+    pub(crate) out: SendQueue,
     handshake: Handshake,
     session: Option<Box<Session>>,
+    /// Since STARTTLS.
+    pub(crate) tls: Option<Box<TlsLayer>>,
     draining: bool,
     /// It has selected an export, and the group does not know yet.
     logged_in: bool,
@@ -55,6 +58,7 @@ impl Protocol for NbdCore {
             out: SendQueue::default(),
             handshake: Handshake::new(accepted.portid),
             session: None,
+            tls: None,
             draining: false,
             logged_in: false,
             deadline_ns: now_ns + HANDSHAKE_TIMEOUT_NS,
@@ -88,10 +92,21 @@ impl NbdConnection {
         if self.draining {
             return Ok(());
         }
+        if self.awaits_tls() {
+            if self.out.is_empty() {
+                self.handshake.unblock();
+            }
+            return Ok(());
+        }
         if self.session.is_none() {
             match self.handshake.advance(&mut self.inbound, context.config, &mut self.out.bytes)? {
                 Negotiated::Incomplete | Negotiated::Blocked => return Ok(()),
                 Negotiated::Aborted => self.draining = true,
+                Negotiated::StartTls => {
+                    let credentials = context.config.tls.clone().unwrap_or_default();
+                    self.tls = Some(Box::new(TlsLayer::server(credentials)));
+                    return Ok(());
+                }
                 Negotiated::Export(export) => {
                     self.inbound.reserve(RECEIVE_BYTES);
                     let memory = context.memory_share(QUOTA_BYTES);
@@ -145,13 +160,11 @@ impl NbdConnection {
         self.inbound.added(count - direct);
         Ok((count, asked))
     }
-}
 
-impl ProtocolConnection<NbdCore> for NbdConnection {
-    fn receive<S: ByteStream>(
+    /// Receives and handles what the stream has, up to a budget.
+    pub(crate) fn receive_bytes<S: ByteStream>(
         &mut self,
         stream: &mut S,
-        _scratch: &mut [u8],
         context: &mut IoContext<'_, NbdCore>,
     ) -> Result<MoreToRead, CloseReason<NbdViolation>> {
         let mut budget = RECEIVE_BUDGET;
@@ -173,6 +186,32 @@ impl ProtocolConnection<NbdCore> for NbdConnection {
         }
     }
 
+    /// Sends what the stream takes.
+    pub(crate) fn flush_bytes<S: ByteStream>(
+        &mut self,
+        stream: &mut S,
+    ) -> Result<(), CloseReason<NbdViolation>> {
+        let freed = self.out.send(stream)?;
+        if let Some(session) = &mut self.session {
+            session.buffers_freed(freed);
+        }
+        Ok(())
+    }
+}
+
+impl ProtocolConnection<NbdCore> for NbdConnection {
+    fn receive<S: ByteStream>(
+        &mut self,
+        stream: &mut S,
+        scratch: &mut [u8],
+        context: &mut IoContext<'_, NbdCore>,
+    ) -> Result<MoreToRead, CloseReason<NbdViolation>> {
+        if self.tls.is_some() {
+            return self.receive_secure(stream, scratch, context);
+        }
+        self.receive_bytes(stream, context)
+    }
+
     fn resume(
         &mut self,
         context: &mut IoContext<'_, NbdCore>,
@@ -192,11 +231,10 @@ impl ProtocolConnection<NbdCore> for NbdConnection {
     }
 
     fn flush<S: ByteStream>(&mut self, stream: &mut S) -> Result<(), CloseReason<NbdViolation>> {
-        let freed = self.out.send(stream)?;
-        if let Some(session) = &mut self.session {
-            session.buffers_freed(freed);
+        if self.is_secure() {
+            return self.flush_secure(stream);
         }
-        Ok(())
+        self.flush_bytes(stream)
     }
 
     #[inline]
@@ -226,7 +264,9 @@ impl ProtocolConnection<NbdCore> for NbdConnection {
     }
 
     fn is_drained(&self) -> bool {
-        self.out.is_empty() && self.session.as_ref().is_none_or(|session| session.is_idle())
+        self.out.is_empty()
+            && !self.has_unsent_records()
+            && self.session.as_ref().is_none_or(|session| session.is_idle())
     }
 
     fn awaits_login(&self) -> bool {
@@ -245,6 +285,7 @@ impl ProtocolConnection<NbdCore> for NbdConnection {
 
     fn on_deadline(&mut self, _: &mut NbdCore, _now_ns: u64) -> Result<(), CloseReason<NbdViolation>> {
         match self.session {
+            None if self.awaits_tls() => Err(CloseReason::Protocol(NbdViolation::TlsTimeout)),
             None => Err(CloseReason::Protocol(NbdViolation::HandshakeTimeout)),
             Some(_) => Ok(()),
         }

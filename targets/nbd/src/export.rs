@@ -5,6 +5,7 @@ use std::sync::Arc;
 use bdev::BlockDevice;
 use block_io::Op;
 use target_shell::{DeviceMap, TargetConfig};
+use tls::ServerCredentials;
 use wire_nbd::{ExportReply, Info, TransmissionFlags};
 
 use crate::limits::PAYLOAD_MAX;
@@ -20,6 +21,8 @@ pub(crate) struct Export {
     pub(crate) name: String,
     pub(crate) description: String,
     pub(crate) read_only: bool,
+    /// Only clients with TLS have it.
+    pub(crate) requires_tls: bool,
     pub(crate) block_size: u32,
     /// Multiple that is efficient, in bytes.
     pub(crate) preferred_bytes: u32,
@@ -42,13 +45,14 @@ pub(crate) struct ExportNames {
     pub(crate) name: String,
     pub(crate) description: String,
     pub(crate) read_only: bool,
+    pub(crate) requires_tls: bool,
 }
 
 impl Export {
     pub(crate) fn new(id: u64, key: u32, portid: u16, names: ExportNames, device: &BlockDevice) -> Export {
         let geometry = device.geometry();
         let supports = |op| device.bdev().supports(op);
-        let ExportNames { name, description, read_only } = names;
+        let ExportNames { name, description, read_only, requires_tls } = names;
         Export {
             id,
             key,
@@ -56,6 +60,7 @@ impl Export {
             name,
             description,
             read_only: read_only || device.bdev().read_only(),
+            requires_tls,
             block_size: geometry.block_size,
             preferred_bytes: geometry.physical_block_size.max(4096).next_power_of_two(),
             size: geometry.bytes(),
@@ -100,6 +105,8 @@ impl Export {
 pub(crate) struct NbdConfig {
     pub(crate) exports: Vec<Arc<Export>>,
     pub(crate) devices: DeviceMap,
+    /// With what clients may begin TLS.
+    pub(crate) tls: Option<ServerCredentials>,
 }
 
 impl NbdConfig {

@@ -29,6 +29,8 @@ pub(crate) struct Handshake {
     skip: u32,
     /// Answers have to be sent before the next option is read.
     blocked: bool,
+    /// The options are those of a client whose TLS is established.
+    secure: bool,
 }
 
 /// How the handshake continues.
@@ -39,6 +41,8 @@ pub(crate) enum Negotiated {
     Blocked,
     /// The client ended it.
     Aborted,
+    /// TLS begins once the answers are sent.
+    StartTls,
     /// The transmission phase begins.
     Export(Arc<Export>),
 }
@@ -60,7 +64,26 @@ impl Handshake {
             options: 0,
             skip: 0,
             blocked: false,
+            secure: false,
         }
+    }
+
+    /// The handshake after that of TLS: what was negotiated before is forgotten.
+    fn begin_tls(&mut self) {
+        let Handshake { portid, has_flags, no_zeroes, options, .. } = *self;
+        let blocked = true;
+        *self = Handshake { has_flags, no_zeroes, options, blocked, secure: true, ..Handshake::new(portid) };
+    }
+
+    /// The answers that it waited for are sent.
+    pub(crate) fn unblock(&mut self) {
+        self.blocked = false;
+    }
+
+    /// The export of a name, if the client may have it.
+    fn find<'a>(&self, config: &'a NbdConfig, name: &str) -> Result<&'a Arc<Export>, OptionReplyKind> {
+        let export = config.find(self.portid, name).ok_or(OptionReplyKind::ErrUnknown)?;
+        if export.requires_tls && !self.secure { Err(OptionReplyKind::ErrTlsReqd) } else { Ok(export) }
     }
 
     /// Whether `base:allocation` was selected for the export.
@@ -110,6 +133,10 @@ impl Handshake {
             self.count()?;
             let negotiated = self.option(header, data, config, out)?;
             inbound.consume(OptionHeader::SIZE + header.length as usize);
+            // Who adds to what a client sends must not have its bytes taken for those after TLS.
+            if matches!(negotiated, Some(Negotiated::StartTls)) && !inbound.filled().is_empty() {
+                return Err(NbdViolation::BytesBeforeTls);
+            }
             if let Some(negotiated) = negotiated {
                 return Ok(negotiated);
             }
@@ -159,7 +186,8 @@ impl Handshake {
             }
             _ if !data.is_empty() => invalid(out, "the option has no data"),
             OptionCode::List => {
-                for export in config.of_port(self.portid) {
+                for export in config.of_port(self.portid).filter(|export| self.secure || !export.requires_tls)
+                {
                     let mut entry = (export.name.len() as u32).to_be_bytes().to_vec();
                     entry.extend(export.name.as_bytes());
                     entry.extend(export.description.as_bytes());
@@ -167,7 +195,15 @@ impl Handshake {
                 }
                 answer(out, header, OptionReplyKind::Ack, b"");
             }
-            OptionCode::StartTls => answer(out, header, OptionReplyKind::ErrPolicy, b"TLS is not configured"),
+            OptionCode::StartTls if self.secure => invalid(out, "TLS is established"),
+            OptionCode::StartTls if config.tls.is_none() => {
+                answer(out, header, OptionReplyKind::ErrPolicy, b"TLS is not configured");
+            }
+            OptionCode::StartTls => {
+                answer(out, header, OptionReplyKind::Ack, b"");
+                self.begin_tls();
+                return Ok(Some(Negotiated::StartTls));
+            }
             OptionCode::StructuredReply if self.form == HeaderForm::Extended => {
                 invalid(out, "extended headers include structured replies");
             }
@@ -191,7 +227,10 @@ impl Handshake {
         out: &mut Vec<u8>,
     ) -> Result<Negotiated, NbdViolation> {
         let name = std::str::from_utf8(data).map_err(|_| NbdViolation::NoExport)?;
-        let export = config.find(self.portid, name).ok_or(NbdViolation::NoExport)?;
+        let export = self.find(config, name).map_err(|kind| match kind {
+            OptionReplyKind::ErrTlsReqd => NbdViolation::TlsRequired,
+            _ => NbdViolation::NoExport,
+        })?;
         out.extend(export.reply(self.structured).to_bytes());
         if !self.no_zeroes {
             out.extend([0; EXPORT_ZEROES]);
@@ -211,9 +250,12 @@ impl Handshake {
             answer(out, header, OptionReplyKind::ErrInvalid, b"the request is malformed");
             return None;
         };
-        let Some(export) = config.find(self.portid, request.name) else {
-            answer(out, header, OptionReplyKind::ErrUnknown, b"there is no such export");
-            return None;
+        let export = match self.find(config, request.name) {
+            Ok(export) => export,
+            Err(kind) => {
+                answer(out, header, kind, reason_of(kind));
+                return None;
+            }
         };
         let mut infos = vec![Info::Export(export.reply(self.structured))];
         if request.asks(InfoKind::Name) {
@@ -253,8 +295,9 @@ impl Handshake {
         let Ok(request) = MetaContextRequest::decode(data) else {
             return answer(out, header, OptionReplyKind::ErrInvalid, b"the request is malformed");
         };
-        let Some(export) = config.find(self.portid, request.name) else {
-            return answer(out, header, OptionReplyKind::ErrUnknown, b"there is no such export");
+        let export = match self.find(config, request.name) {
+            Ok(export) => export,
+            Err(kind) => return answer(out, header, kind, reason_of(kind)),
         };
         let found = request.queries().any(|query| query == BASE_ALLOCATION || (!sets && query == "base:"));
         if found || (!sets && request.count == 0) {
@@ -267,6 +310,14 @@ impl Handshake {
             }
         }
         answer(out, header, OptionReplyKind::Ack, b"");
+    }
+}
+
+/// Why a client does not get an export.
+fn reason_of(kind: OptionReplyKind) -> &'static [u8] {
+    match kind {
+        OptionReplyKind::ErrTlsReqd => b"the export is for clients with TLS",
+        _ => b"there is no such export",
     }
 }
 

@@ -166,6 +166,7 @@ impl KernelDisks {
             name: export.clone(),
             description: String::new(),
             read_only: false,
+            require_tls: false,
             address: StreamAddress::Unix(path.clone()),
         });
         let connected = info
@@ -364,6 +365,7 @@ mod tests {
             name: "disk".into(),
             description: "a disk".into(),
             read_only: false,
+            require_tls: false,
             address: StreamAddress::Unix(path.clone()),
         };
         target.create(config).unwrap();

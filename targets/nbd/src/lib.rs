@@ -17,6 +17,7 @@
 //!     name: "disk".into(),
 //!     description: String::new(),
 //!     read_only: false,
+//!     require_tls: false,
 //!     address: "127.0.0.1:0".parse().expect("an address"),
 //! })?;
 //! assert!(export.uri().starts_with("nbd://127.0.0.1:") && export.uri().ends_with("/disk"));
@@ -34,12 +35,15 @@ mod handshake;
 mod kernel;
 mod limits;
 pub mod rpc;
+mod secure;
 mod session;
 mod status;
 mod target;
 #[cfg(any(test, fuzzing))]
 pub mod testing;
+mod tls_keys;
 
-pub use failure::{NbdTargetError, NbdViolation};
+pub use failure::{NbdTargetError, NbdViolation, TlsKeysError};
 pub use kernel::{KernelDisk, KernelDiskError};
 pub use target::{ExportConfig, ExportInfo, NbdTarget};
+pub use tls_keys::TlsFiles;

@@ -11,10 +11,13 @@ use control::{ByName, Method, Metric, MetricSamples, Module, NoParameters, RpcEr
 use reactor::ReactorHandle;
 use sockets::StreamAddress;
 use target_shell::ConnectionLimits;
+use tls::{CertificateError, CertificateFiles};
 
 use crate::kernel::{self, DiskRequest, KernelDisks};
 use crate::limits::CONNECTIONS_DEFAULT;
-use crate::{ExportConfig, ExportInfo, KernelDisk, KernelDiskError, NbdTarget, NbdTargetError};
+use crate::{
+    ExportConfig, ExportInfo, KernelDisk, KernelDiskError, NbdTarget, NbdTargetError, TlsFiles, TlsKeysError,
+};
 
 /// NBD's port.
 const PORT: u16 = 10809;
@@ -92,6 +95,18 @@ impl Module for NbdModule {
                 Ok::<_, RpcError>(module.target.limits().named("export"))
             })
             .text("Returns the options. Not an SPDK method.", "the parameters of `nbd_set_options` that are set"),
+            Method::update("nbd_set_tls", set_tls)
+                .text(
+                    "Sets with what clients may begin TLS 1.3 (STARTTLS) from now on: keys that they have, a certificate \
+                     of this server, or both. The files are read now; a call with the same ones reads them again. \
+                     Without parameters there is no TLS any more. Not an SPDK method.",
+                    "true",
+                )
+                .errors(&[
+                    (RpcError::INVALID_PARAMS, "a file has something else, or an export requires TLS"),
+                    (RpcError::EPERM, "a file with keys is refused: it is not for its owner alone"),
+                    UNRESPONSIVE,
+                ]),
             Method::query("nbd_get_peers", |module: &NbdModule, _: NoParameters| {
                 Ok::<_, RpcError>(module.target.peers())
             })
@@ -152,7 +167,14 @@ impl Module for NbdModule {
         let limits = self.target.limits();
         let options = (limits != ConnectionLimits::new(CONNECTIONS_DEFAULT))
             .then(|| json!({ "method": "nbd_set_options", "params": limits.named("export") }));
-        options.into_iter().chain(exports).chain(self.disks.list().into_iter().map(is_disk)).collect()
+        let tls = self.target.tls_files();
+        let tls = tls.map(|files| json!({ "method": "nbd_set_tls", "params": SetTls::of(files) }));
+        options
+            .into_iter()
+            .chain(tls)
+            .chain(exports)
+            .chain(self.disks.list().into_iter().map(is_disk))
+            .collect()
     }
 
     fn metrics() -> Vec<&'static Metric> {
@@ -176,6 +198,10 @@ impl From<NbdTargetError> for RpcError {
                 RpcError::ENODEV
             }
             NbdTargetError::Exists(_) | NbdTargetError::Invalid(_) => RpcError::INVALID_PARAMS,
+            NbdTargetError::TlsKeys(
+                TlsKeysError::File { .. } | TlsKeysError::Certificate(CertificateError::KeyFile { .. }),
+            ) => RpcError::EPERM,
+            NbdTargetError::TlsKeys(_) => RpcError::INVALID_PARAMS,
             NbdTargetError::TooMany(_) => RpcError::ENOSPC,
             NbdTargetError::NotApplied(_)
             | NbdTargetError::Shell(target_shell::ShellError::Unresponsive(_)) => RpcError::ETIMEDOUT,
@@ -219,6 +245,67 @@ fn set_options(module: &NbdModule, params: SetOptions) -> Result<bool, RpcError>
         per_peer_max: params.max_connections_per_peer,
         per_object_max: params.max_connections_per_export,
     })?;
+    Ok(true)
+}
+
+control::parameters! {
+    struct SetTls {
+        /// File with the keys of clients, lines `NAME:HEX` as `psktool` writes them; for its owner alone
+        psk_file: Option<String>,
+        /// File with the certificate of this server, in PEM, and those between it and its authority
+        certificate_file: Option<String>,
+        /// File with its private key, in PEM without a password; for its owner alone
+        private_key_file: Option<String>,
+        /// File with the authorities of clients, in PEM: each client needs a certificate of one of them, unless it has
+        /// a key of `psk_file`; with neither, whoever reaches the server is served
+        client_ca_file: Option<String>,
+    }
+}
+
+impl SetTls {
+    /// The files; `None` without any.
+    fn files(self) -> Result<Option<TlsFiles>, RpcError> {
+        let SetTls { psk_file, certificate_file, private_key_file, client_ca_file } = self;
+        let certificate = match (certificate_file, private_key_file) {
+            (Some(certificate), Some(private_key)) => Some(CertificateFiles {
+                certificate: certificate.into(),
+                private_key: private_key.into(),
+                client_ca: client_ca_file.map(Into::into),
+            }),
+            (None, None) if client_ca_file.is_none() => None,
+            (None, None) => {
+                let reason = "client_ca_file: it needs certificate_file and private_key_file";
+                return Err(RpcError::invalid_params(reason));
+            }
+            _ => {
+                return Err(RpcError::invalid_params("certificate_file, private_key_file: both or none"));
+            }
+        };
+        let psk_file = psk_file.map(Into::into);
+        Ok((psk_file.is_some() || certificate.is_some()).then_some(TlsFiles { psk_file, certificate }))
+    }
+
+    /// The parameters for these files.
+    fn of(files: TlsFiles) -> Value {
+        let TlsFiles { psk_file, certificate } = files;
+        let mut params = json!({});
+        let mut add = |name: &str, path: Option<&Path>| {
+            if let Some(path) = path {
+                params[name] = json!(path.to_string_lossy());
+            }
+        };
+        add("psk_file", psk_file.as_deref());
+        if let Some(CertificateFiles { certificate, private_key, client_ca }) = &certificate {
+            add("certificate_file", Some(certificate));
+            add("private_key_file", Some(private_key));
+            add("client_ca_file", client_ca.as_deref());
+        }
+        params
+    }
+}
+
+fn set_tls(module: &NbdModule, params: SetTls) -> Result<bool, RpcError> {
+    module.target.set_tls(params.files()?)?;
     Ok(true)
 }
 
@@ -292,6 +379,8 @@ control::parameters! {
         description: String = String::new(),
         /// Reject writes
         read_only: bool = false,
+        /// Only clients that have begun TLS may use it, or see it: `nbd_set_tls` comes first
+        require_tls: bool = false,
         /// IP address to listen at; 127.0.0.1 if left out
         address: Option<String>,
         /// TCP port to listen at, 10809 if left out; 0 for any free one
@@ -341,8 +430,9 @@ fn canonical_export(module: &NbdModule, params: &mut Create) -> Result<(), RpcEr
 fn create(module: &NbdModule, params: Create) -> Result<String, RpcError> {
     let address = params.listen_address()?;
     let name = params.name.unwrap_or_else(|| params.bdev_name.clone());
-    let Create { bdev_name, description, read_only, .. } = params;
-    let info = module.target.create(ExportConfig { bdev_name, name, description, read_only, address })?;
+    let Create { bdev_name, description, read_only, require_tls, .. } = params;
+    let config = ExportConfig { bdev_name, name, description, read_only, require_tls, address };
+    let info = module.target.create(config)?;
     Ok(info.uri())
 }
 
@@ -379,6 +469,7 @@ fn params(config: &ExportConfig) -> Value {
         "name": config.name,
         "description": config.description,
         "read_only": config.read_only,
+        "require_tls": config.require_tls,
     });
     match &config.address {
         StreamAddress::Tcp(address) => {

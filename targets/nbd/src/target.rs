@@ -11,13 +11,15 @@ use target_shell::{
     ConnectionLimits, ConnectionTotals, ControlledTarget, LazyCores, PeerConnections, TargetControl,
     TargetCores,
 };
+use tls::ServerCredentials;
 
 use crate::connection::NbdCore;
 use crate::export::{Export, ExportNames, NbdConfig};
-use crate::failure::NbdTargetError;
+use crate::failure::{NbdTargetError, TlsKeysError};
 use crate::limits::{
     CONNECTIONS_DEFAULT, CONNECTIONS_MAX, DESCRIPTION_BYTES_MAX, EXPORTS_MAX, NAME_BYTES_MAX,
 };
+use crate::tls_keys::TlsFiles;
 
 /// What to export, and where.
 #[derive(Clone, Debug)]
@@ -30,6 +32,8 @@ pub struct ExportConfig {
     pub description: String,
     /// Whether writes are rejected.
     pub read_only: bool,
+    /// Whether only clients with TLS have it.
+    pub require_tls: bool,
     /// Where to listen. Exports with the same address share a listener.
     pub address: StreamAddress,
 }
@@ -55,11 +59,12 @@ impl ExportInfo {
     /// The address of the export for clients.
     pub fn uri(&self) -> String {
         let name = percent_encode(&self.config.name);
+        let scheme = if self.config.require_tls { "nbds" } else { "nbd" };
         match &self.config.address {
-            StreamAddress::Tcp(address) => format!("nbd://{address}/{name}"),
+            StreamAddress::Tcp(address) => format!("{scheme}://{address}/{name}"),
             StreamAddress::Unix(path) => {
                 let path = percent_encode(&path.to_string_lossy()).replace("%2F", "/");
-                format!("nbd+unix:///{name}?socket={path}")
+                format!("{scheme}+unix:///{name}?socket={path}")
             }
             // No export has one.
             StreamAddress::Other(address) => format!("{}:{}/{name}", address.transport, address.text),
@@ -80,6 +85,13 @@ struct TargetState {
     ports: Vec<ListenPort>,
     last_portid: u16,
     last_id: u64,
+    tls: Option<TargetTls>,
+}
+
+/// With what clients may begin TLS, and from where it was read.
+struct TargetTls {
+    files: TlsFiles,
+    credentials: ServerCredentials,
 }
 
 #[derive(Clone)]
@@ -120,6 +132,10 @@ impl NbdTarget {
         if state.exports.len() >= EXPORTS_MAX {
             return Err(NbdTargetError::TooMany(EXPORTS_MAX));
         }
+        if config.require_tls && state.tls.is_none() {
+            let reason = "require_tls: set the target's keys or certificate first (nbd_set_tls)";
+            return Err(NbdTargetError::Invalid(reason.into()));
+        }
         let access = if config.read_only { Access::ReadOnly } else { Access::ReadWrite };
         let descriptor = self.0.registry().open(&config.bdev_name, access)?;
         let (portid, is_new) = self.port(&mut state, &config.address)?;
@@ -130,6 +146,7 @@ impl NbdTarget {
             name: config.name.clone(),
             description: config.description.clone(),
             read_only: config.read_only,
+            requires_tls: config.require_tls,
         };
         let export = Arc::new(Export::new(state.last_id, key, portid, names, descriptor.device()));
         let exported = Exported {
@@ -208,6 +225,33 @@ impl NbdTarget {
     pub fn set_limits(&self, limits: ConnectionLimits) -> Result<(), NbdTargetError> {
         limits.check(CONNECTIONS_MAX, "export").map_err(NbdTargetError::Invalid)?;
         self.lock()?.cores.set_limits(limits);
+        Ok(())
+    }
+
+    /// The files of the keys and the certificate, if clients may begin TLS.
+    pub fn tls_files(&self) -> Option<TlsFiles> {
+        self.lock_any().tls.as_ref().map(|tls| tls.files.clone())
+    }
+
+    /// Reads the keys and the certificate with which clients may begin TLS from now on; `None` ends that. Connections
+    /// stay as they are.
+    ///
+    /// # Errors
+    /// A file cannot be read; an export needs TLS, and there would be none; or a reactor does not respond. Nothing has
+    /// changed then.
+    pub fn set_tls(&self, files: Option<TlsFiles>) -> Result<(), NbdTargetError> {
+        let read = |files: TlsFiles| Ok::<_, TlsKeysError>(TargetTls { credentials: files.read()?, files });
+        let tls = files.map(read).transpose()?;
+        let mut state = self.lock()?;
+        if let (None, Some(export)) = (&tls, state.exports.values().find(|one| one.export.requires_tls)) {
+            let reason = format!("the export {} requires TLS: delete it first", export.export.name);
+            return Err(NbdTargetError::Invalid(reason));
+        }
+        let before = std::mem::replace(&mut state.tls, tls);
+        if let Err(error) = self.0.publisher().change(Arc::new(state.config())) {
+            state.tls = before;
+            return Err(NbdTargetError::NotApplied(error));
+        }
         Ok(())
     }
 
@@ -300,6 +344,7 @@ impl TargetState {
             ports: Vec::new(),
             last_portid: 0,
             last_id: 0,
+            tls: None,
         }
     }
 
@@ -307,6 +352,7 @@ impl TargetState {
         NbdConfig {
             exports: self.exports.values().map(|one| one.export.clone()).collect(),
             devices: self.exports.values().map(|one| (one.export.key, one.descriptor.clone())).collect(),
+            tls: self.tls.as_ref().map(|tls| tls.credentials.clone()),
         }
     }
 
@@ -332,6 +378,7 @@ impl Exported {
                 name: export.name.clone(),
                 description: export.description.clone(),
                 read_only: self.read_only,
+                require_tls: export.requires_tls,
                 address: self.address.clone(),
             },
             read_only: export.read_only,
@@ -391,7 +438,9 @@ mod tests {
         );
         let (bdev_name, name, description) = ("Malloc0".into(), "disk".into(), String::new());
         let address = "127.0.0.1:0".parse().unwrap();
-        target.create(ExportConfig { bdev_name, name, description, read_only: false, address }).unwrap();
+        let config =
+            ExportConfig { bdev_name, name, description, read_only: false, require_tls: false, address };
+        target.create(config).unwrap();
         let connections_max = || target.exports().unwrap()[0].connections_max;
         assert_eq!((connections_max(), target.limits()), (7, limits(7)));
         target.set_limits(limits(9)).unwrap();
@@ -402,11 +451,17 @@ mod tests {
 
     #[test]
     fn uris_are_those_of_the_specification() {
-        let uri = |name: &str, address: &str| {
+        let uri = |name: &str, address: &str, require_tls: bool| {
             let address = address.parse().unwrap();
             let (bdev_name, description) = (String::new(), String::new());
-            let config =
-                ExportConfig { bdev_name, name: name.into(), description, read_only: false, address };
+            let config = ExportConfig {
+                bdev_name,
+                name: name.into(),
+                description,
+                read_only: false,
+                require_tls,
+                address,
+            };
             ExportInfo {
                 config,
                 read_only: false,
@@ -417,8 +472,8 @@ mod tests {
             }
             .uri()
         };
-        assert_eq!(uri("disk", "127.0.0.1:10809"), "nbd://127.0.0.1:10809/disk");
-        assert_eq!(uri("a b/c", "[::1]:10809"), "nbd://[::1]:10809/a%20b%2Fc");
-        assert_eq!(uri("disk", "unix:/run/a b.sock"), "nbd+unix:///disk?socket=/run/a%20b.sock");
+        assert_eq!(uri("disk", "127.0.0.1:10809", false), "nbd://127.0.0.1:10809/disk");
+        assert_eq!(uri("a b/c", "[::1]:10809", true), "nbds://[::1]:10809/a%20b%2Fc");
+        assert_eq!(uri("disk", "unix:/run/a b.sock", true), "nbds+unix:///disk?socket=/run/a%20b.sock");
     }
 }

@@ -2,6 +2,8 @@
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod tls_tests;
 
 use std::io::{IoSlice, IoSliceMut};
 use std::sync::Arc;
@@ -11,8 +13,10 @@ use bdev::{Access, Registry};
 #[cfg(test)]
 use dma::{Arena, ArenaConfig};
 use reactor::{Reactor, ReactorConfig};
+use secret::Secret;
 use sockets::{ConnectionId, Network, NetworkFaults, SimulatedNetwork, StreamAddress, TransferResult};
 use target_shell::{ConnectionGroup, DeviceMap, GroupLimits, PollGroup};
+use tls::{Psk, PskHash, ServerCredentials};
 
 use crate::connection::NbdCore;
 use crate::export::{Export, ExportNames, NbdConfig};
@@ -62,12 +66,18 @@ impl SimulatedTarget {
         bdev::malloc::create(&registry, MallocConfig::new("Malloc0", blocks, BLOCK_BYTES as u32))
             .expect("a new name");
         let descriptor = Arc::new(registry.open("Malloc0", Access::ReadWrite).expect("it was just made"));
-        let export = |id, name: &str, read_only| {
-            let names = ExportNames { name: name.into(), description: "a disk".into(), read_only };
+        let export = |id, name: &str, read_only, requires_tls| {
+            let names =
+                ExportNames { name: name.into(), description: "a disk".into(), read_only, requires_tls };
             Arc::new(Export::new(id, 0, PORT, names, descriptor.device()))
         };
-        let exports = vec![export(1, "disk", false), export(2, "locked", true)];
-        let config = NbdConfig { exports, devices: DeviceMap::from([(0, descriptor.clone())]) };
+        let exports = vec![
+            export(1, "disk", false, false),
+            export(2, "locked", true, false),
+            export(3, "private", false, true),
+        ];
+        let tls = Some(ServerCredentials::of_keys(Arc::new(vec![client_key()])));
+        let config = NbdConfig { exports, devices: DeviceMap::from([(0, descriptor.clone())]), tls };
         group.apply(&core, Arc::new(config), 1);
         SimulatedTarget {
             group,
@@ -127,6 +137,11 @@ impl SimulatedTarget {
 
 fn address() -> StreamAddress {
     StreamAddress::Tcp(([10, 0, 0, 1], 10809).into())
+}
+
+/// The key of a client with TLS.
+fn client_key() -> Psk {
+    Psk::new("alice", Secret::new([7; 32]), PskHash::Sha256).expect("a key of 32 bytes")
 }
 
 /// The traffic of a client: the first byte selects how far it is valid. The target must not panic, and must free

@@ -120,7 +120,8 @@ const ACTIONS: &[&str] = &[
 fn elsewhere() -> Vec<(&'static str, Value, Value)> {
     let node = json!({ "bdev_name": "M0", "cluster": "/c", "node": 3, "listen": "127.0.0.1:0",
         "allow_plain_network": false, "lease_s": 5, "out_after_s": 600, "atomic_blocks": false,
-        "read_policy": "overlay", "checksum_cache_bytes": store_node::CHECKSUM_CACHE_BYTES });
+        "read_policy": "overlay", "flush_entries": 16, "flush_after_ms": 100,
+        "checksum_cache_bytes": store_node::StoreTuning::default().checksum_cache_bytes });
     vec![
         (
             "bdev_pmem_create",
@@ -384,7 +385,8 @@ fn exports(directory: &str) -> Vec<(&'static str, Value)> {
     let file = |name: &str| format!("{directory}/{name}");
     vec![
         ("store_open", json!({ "bdev_name": "S" })),
-        ("nbd_export_create", json!({ "bdev_name": "model", "port": 0 })),
+        ("nbd_set_tls", json!({ "psk_file": file("keys.psk") })),
+        ("nbd_export_create", json!({ "bdev_name": "model", "port": 0, "require_tls": true })),
         ("nbd_export_create", json!({ "bdev_name": "EE_A", "path": file("nbd.sock") })),
         ("vhost_create_blk_controller", json!({ "ctrlr": "blk", "dev_name": "D", "readonly": true })),
         (
@@ -518,6 +520,7 @@ fn a_saved_configuration_and_other_spellings_change_nothing_for_every_method() {
     }
     secret::Secret::new("swordfish").write_new(&directory.join("key")).unwrap();
     secret::Secret::new(format!("{:064}", 1)).write_new(&directory.join("xts")).unwrap();
+    secret::Secret::new(format!("alice:{:064}\n", 1)).write_new(&directory.join("keys.psk")).unwrap();
     let (reactors, app) = start(&directory);
     let plane = &app.control;
 

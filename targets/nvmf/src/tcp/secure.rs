@@ -7,7 +7,7 @@ use nvme_controller::SecureChannel;
 use nvme_tcp::receive_pdus;
 use sockets::{ByteStream, FlushStatus, HandshakeStatus, StreamLayer};
 use target_shell::{CloseReason, MoreToRead};
-use tls::{Psk, PskHash, PskSource, TlsFailure, TlsLayer};
+use tls::{Psk, PskHash, PskSource, ServerCredentials, TlsFailure, TlsLayer};
 
 use super::connection::NvmfConnection;
 use super::handler::PduHandler;
@@ -109,7 +109,7 @@ impl NvmfConnection {
 
     /// A connection whose first bytes are those of TLS, with the keys of this configuration.
     pub(super) fn secured(mut self, keys: Arc<ConfigSnapshot>) -> NvmfConnection {
-        self.tls = Some(Box::new(TlsLayer::server(keys)));
+        self.tls = Some(Box::new(TlsLayer::server(ServerCredentials::of_keys(keys))));
         self
     }
 
