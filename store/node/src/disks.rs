@@ -10,12 +10,10 @@ use wire_store::{BLOCK_BYTES, DecodeError, LogSuperblock, Superblock};
 
 use crate::device::StoreDevice;
 use crate::format::{read_head, read_superblock};
+use crate::tuning::StoreTuning;
 use crate::{StoreCores, StoreError};
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
-
-/// The limit for checksums in memory if none is given: those of 64 GiB.
-pub const CHECKSUM_CACHE_BYTES: u64 = 64 << 20;
 
 /// Which bdevs have a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,8 +72,7 @@ pub(crate) struct StoreDescriptors {
     pub(crate) data: Arc<Descriptor>,
     /// That of the log's own device.
     separate_log: Option<Arc<Descriptor>>,
-    /// Limit for blocks of checksum tables in memory, of all partitions together.
-    pub(crate) checksum_cache_bytes: u64,
+    pub(crate) tuning: StoreTuning,
 }
 
 impl StoreDescriptors {
@@ -92,7 +89,7 @@ impl StoreDescriptors {
         let descriptors = StoreDescriptors {
             data: open(bdevs.data)?,
             separate_log: bdevs.log.map(open).transpose()?,
-            checksum_cache_bytes: CHECKSUM_CACHE_BYTES,
+            tuning: StoreTuning::default(),
         };
         // What is in place relies on whole sectors; the logs do not.
         if descriptors.data.device().durability() == Durability::Pmem {
@@ -107,7 +104,7 @@ impl StoreDescriptors {
 
     /// Most blocks of the checksum table that a partition has in memory.
     pub(crate) fn checksum_blocks_max(&self, superblock: &Superblock) -> usize {
-        (self.checksum_cache_bytes / BLOCK / u64::from(superblock.partitions.max(1))) as usize
+        (self.tuning.checksum_cache_bytes / BLOCK / u64::from(superblock.partitions.max(1))) as usize
     }
 
     /// The device with the logs.

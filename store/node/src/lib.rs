@@ -47,9 +47,10 @@ pub mod rpc;
 mod server;
 mod shard;
 mod spare;
+mod tuning;
 
 pub use check::{PartitionContents, StoreContents, inspect};
-pub use disks::{CHECKSUM_CACHE_BYTES, StoreBdevs, class_of};
+pub use disks::{StoreBdevs, class_of};
 pub use error::StoreError;
 pub use format::{FormatOptions, PARTITIONS_MAX, ReplicaFormat};
 pub use node::{ImageInfo, PartitionStatus, StoreCores, StoreNode, StoreOptions, format_device};
@@ -59,6 +60,7 @@ pub use replica_node::{
 pub use server::{ClientKeyTable, NoRoom, NodeServer, NodeServerConfig};
 pub use shard::replication::{Outbox, ReplicaDescription, ReplicaInput};
 pub use store_image::{IMAGE_BLOCK_BYTES, TRANSFER_BYTES_MAX};
+pub use tuning::StoreTuning;
 
 /// Counters of a partition since the store was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

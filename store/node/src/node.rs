@@ -11,11 +11,12 @@ use reactor::{Core, ReactorHandle};
 use store_image::{IMAGE_BLOCK_BYTES, IMAGE_BYTES_MAX};
 use wire_store::{ImageRecord, OBJECT_BYTES, ObjectId, Superblock};
 
-use crate::disks::{CHECKSUM_CACHE_BYTES, StoreBdevs, StoreDescriptors, open_store};
+use crate::disks::{StoreBdevs, StoreDescriptors, open_store};
 use crate::format::{FormatOptions, format};
 use crate::image::{ImageBdev, Shards, locate, object_of};
 use crate::once::once;
 use crate::shard::{self, ControlReply, ShardHandle, ShardOperation};
+use crate::tuning::StoreTuning;
 use crate::{ReplicaDescription, ShardStats, StoreError};
 
 /// The cores that own a store's shards.
@@ -30,13 +31,13 @@ pub enum StoreCores<'a> {
 pub struct StoreOptions<'a> {
     /// What the names of its block devices begin with.
     pub name: &'a str,
-    /// Limit for checksums in memory, which all partitions share equally: 1 MiB has those of 1 GiB.
-    pub checksum_cache_bytes: u64,
+    /// How its partitions run.
+    pub tuning: StoreTuning,
 }
 
 impl<'a> From<&'a str> for StoreOptions<'a> {
     fn from(name: &'a str) -> StoreOptions<'a> {
-        StoreOptions { name, checksum_cache_bytes: CHECKSUM_CACHE_BYTES }
+        StoreOptions { name, tuning: StoreTuning::default() }
     }
 }
 
@@ -48,7 +49,7 @@ pub struct StoreNode {
     log_device: Option<Arc<BlockDevice>>,
     durability: Durability,
     superblock: Superblock,
-    checksum_cache_bytes: u64,
+    tuning: StoreTuning,
     shards: Shards,
     /// By name. Held over changes, so that they are one after another.
     images: Mutex<BTreeMap<String, ImageRecord>>,
@@ -201,9 +202,9 @@ impl StoreNode {
         cores: &StoreCores<'_>,
         job: &JobHandle,
     ) -> Result<StoreNode, StoreError> {
-        let StoreOptions { name, checksum_cache_bytes } = options;
+        let StoreOptions { name, tuning } = options;
         let (mut descriptors, superblock) = open_store(registry, bdevs, name, cores).await?;
-        descriptors.checksum_cache_bytes = checksum_cache_bytes;
+        descriptors.tuning = tuning;
         if superblock.checkpoint_blocks > 0 {
             let reason = "the device has replicas of a cluster: `ringbolt store` serves them";
             return Err(StoreError::Geometry(reason.to_string()));
@@ -220,7 +221,7 @@ impl StoreNode {
             log_device: descriptors.separate_log().map(|log| log.device().clone()),
             durability: descriptors.durability(),
             superblock,
-            checksum_cache_bytes,
+            tuning,
             shards: shards.into(),
             images: Mutex::default(),
         };
@@ -258,9 +259,9 @@ impl StoreNode {
         &self.superblock
     }
 
-    /// The limit for checksums in memory.
-    pub fn checksum_cache_bytes(&self) -> u64 {
-        self.checksum_cache_bytes
+    /// How its partitions run.
+    pub fn tuning(&self) -> StoreTuning {
+        self.tuning
     }
 
     /// The images, by name.

@@ -21,9 +21,8 @@ use replica::ReplicaSettings;
 use sockets::{Sockets, StreamAddress};
 use store_link::{ClusterKey, Identity};
 
-use crate::{
-    CHECKSUM_CACHE_BYTES, ClientKeyTable, NodeServer, NodeServerConfig, PoolOptions, StoreCores, StoreError,
-};
+use crate::rpc::tuning;
+use crate::{ClientKeyTable, NodeServer, NodeServerConfig, PoolOptions, StoreCores, StoreError, StoreTuning};
 
 /// The node that a program is, as a [`Module`].
 pub struct NodeModule {
@@ -85,11 +84,11 @@ struct NodeParams {
     allow_plain_network: bool,
     atomic_blocks: bool,
     read_policy: ReadPolicy,
-    checksum_cache_bytes: u64,
+    tuning: StoreTuning,
 }
 
 control::choices! {
-    /// What a read does of whose bytes the log has some.
+    /// What a read does of an object of which the log has entries.
     enum ReadPolicy {
         Overlay = "overlay",
         Flush = "flush",
@@ -188,7 +187,9 @@ impl Module for NodeModule {
                 "out_after_s": params.out_after_s,
                 "atomic_blocks": params.atomic_blocks,
                 "read_policy": params.read_policy.name(),
-                "checksum_cache_bytes": params.checksum_cache_bytes,
+                "checksum_cache_bytes": params.tuning.checksum_cache_bytes,
+                "flush_entries": params.tuning.flush_entries,
+                "flush_after_ms": params.tuning.flush_after.as_millis() as u64,
             });
             if let Some(log) = &params.log_bdev_name {
                 saved["log_bdev_name"] = log.as_str().into();
@@ -233,11 +234,15 @@ control::parameters! {
         /// The device writes each aligned 4 KiB whole or not at all, also when the power fails, although it does not
         /// report that: overwrites of 4 KiB go in place, and the log has only their headers
         atomic_blocks: bool = false,
-        /// What a read does of whose bytes the log has some: `overlay` lays them over the device's, `flush` waits until they
-        /// are in place
+        /// What a read does of an object of which the log has entries: `overlay` lays their bytes over the device's,
+        /// `flush` has them written in place and waits for that
         read_policy: ReadPolicy = ReadPolicy::Overlay,
         /// Limit for checksums in memory; 1 MiB has those of 1 GiB of data
-        checksum_cache_bytes: u64 ["bytes"] = CHECKSUM_CACHE_BYTES,
+        checksum_cache_bytes: u64 ["bytes"] = StoreTuning::default().checksum_cache_bytes,
+        /// Entries of a replica beyond which they are written in place, at most 1024
+        flush_entries: u32 = StoreTuning::default().flush_entries,
+        /// Time after which an entry is written in place however few there are, at most 60000
+        flush_after_ms: u32 ["ms"] = 100,
     }
 }
 
@@ -248,7 +253,7 @@ fn start(module: &NodeModule, params: StartParams, job: &JobHandle) -> Result<St
     let files = EtcdFiles::at(etcd_user_file, etcd_ca_file, etcd_cert_file, etcd_key_file);
     let etcd = EtcdOptions { urls: params.etcd, files };
     let StartParams { allow_plain_network, lease_s, out_after_s, atomic_blocks, .. } = params;
-    let StartParams { read_policy, checksum_cache_bytes, .. } = params;
+    let StartParams { read_policy, checksum_cache_bytes, flush_entries, flush_after_ms, .. } = params;
     let params = NodeParams {
         bdev_name,
         log_bdev_name,
@@ -261,7 +266,7 @@ fn start(module: &NodeModule, params: StartParams, job: &JobHandle) -> Result<St
         allow_plain_network,
         atomic_blocks,
         read_policy,
-        checksum_cache_bytes,
+        tuning: tuning(checksum_cache_bytes, flush_entries, flush_after_ms)?,
     };
     start_node(module, params, job)
 }
@@ -317,7 +322,7 @@ fn start_node(module: &NodeModule, params: NodeParams, job: &JobHandle) -> Resul
             settings: settings.clone(),
             pools: pools.clone(),
             boot,
-            checksum_cache_bytes: params.checksum_cache_bytes,
+            tuning: params.tuning,
         };
         let started = blocking::block_on(NodeServer::start::<Sockets>(&module.registry, &cores, config, job));
         started.map_err(|_| StoreError::Closed)?

@@ -18,6 +18,7 @@ use crate::node::{close_shards, describe_shards};
 use crate::shard::replication::{Outbox, ReplicaInput, ReplicaOptions, start};
 use crate::shard::{Reply, ShardHandle, ShardOperation, ShardRequest};
 use crate::spare::{self, SPARE_GROUP};
+use crate::tuning::StoreTuning;
 use crate::{PartitionStatus, StoreCores, StoreError};
 
 /// Makes the outbox of a group, on the core that owns its replica.
@@ -50,8 +51,8 @@ pub struct ReplicaNodeConfig<'a> {
     pub pools: Vec<(Range<u32>, PoolOptions)>,
     /// The boot of the machine, a UUID: another one means that caches of devices are lost.
     pub boot: [u8; 16],
-    /// Limit for checksums in memory, which all partitions of the device share equally: 1 MiB has those of 1 GiB.
-    pub checksum_cache_bytes: u64,
+    /// How its partitions run.
+    pub tuning: StoreTuning,
     /// The outboxes.
     pub outbox: Arc<MakeOutbox>,
 }
@@ -66,7 +67,7 @@ pub struct ReplicaNode {
     settings: ReplicaSettings,
     pacer: Arc<CopyPacer>,
     boot: [u8; 16],
-    checksum_cache_bytes: u64,
+    tuning: StoreTuning,
     outbox: Arc<MakeOutbox>,
     memory: DeviceMemory,
     partitions: Mutex<Partitions>,
@@ -125,14 +126,14 @@ impl ReplicaNode {
         job: &JobHandle,
     ) -> Result<ReplicaNode, StoreError> {
         let (mut descriptors, superblock) = open_store(registry, bdevs, config.name, cores).await?;
-        descriptors.checksum_cache_bytes = config.checksum_cache_bytes;
+        descriptors.tuning = config.tuning;
         descriptors.check_logs_of_replicas()?;
         let durability = descriptors.durability();
         if superblock.checkpoint_blocks == 0 {
             let reason = "the device has a store without replicas: `store_open` opens it";
             return Err(StoreError::Geometry(reason.to_string()));
         }
-        let ReplicaNodeConfig { id, settings, pools, boot, checksum_cache_bytes, outbox, .. } = config;
+        let ReplicaNodeConfig { id, settings, pools, boot, tuning, outbox, .. } = config;
         let device = descriptors.data.device().clone();
         let log_device = descriptors.separate_log().map(|log| log.device().clone());
         let memory = DeviceMemory::open(cores, descriptors.clone(), superblock.clone()).await?;
@@ -146,7 +147,7 @@ impl ReplicaNode {
             settings,
             pacer: Arc::default(),
             boot,
-            checksum_cache_bytes,
+            tuning,
             outbox,
             memory,
             partitions,
@@ -397,9 +398,9 @@ impl ReplicaNode {
         partitions.failed.values().any(|failed| failed.group.is_none_or(|known| known == group))
     }
 
-    /// The limit for checksums in memory.
-    pub fn checksum_cache_bytes(&self) -> u64 {
-        self.checksum_cache_bytes
+    /// How its partitions run.
+    pub fn tuning(&self) -> StoreTuning {
+        self.tuning
     }
 
     /// What its devices remember of its past.

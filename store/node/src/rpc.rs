@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use bdev::{BdevError, Registry, Uuid};
 use control::json::{Value, json};
@@ -10,8 +11,8 @@ use control::{JobHandle, Method, Module, RpcError};
 use reactor::{ReactorHandle, blocking};
 
 use crate::{
-    CHECKSUM_CACHE_BYTES, FormatOptions, ImageInfo, StoreBdevs, StoreCores, StoreError, StoreNode,
-    StoreOptions, format_device,
+    FormatOptions, ImageInfo, StoreBdevs, StoreCores, StoreError, StoreNode, StoreOptions, StoreTuning,
+    format_device,
 };
 
 /// Stores on the devices of a program, as a [`Module`].
@@ -137,7 +138,9 @@ impl Module for StoreModule {
             let mut params = json!({
                 "name": store.name(),
                 "bdev_name": store.device().name(),
-                "checksum_cache_bytes": store.checksum_cache_bytes(),
+                "checksum_cache_bytes": store.tuning().checksum_cache_bytes,
+                "flush_entries": store.tuning().flush_entries,
+                "flush_after_ms": store.tuning().flush_after.as_millis() as u64,
             });
             if let Some(log) = store.log_device() {
                 params["log_bdev_name"] = log.name().into();
@@ -227,8 +230,34 @@ control::parameters! {
         /// What the names of its bdevs begin with
         name: String = "store".to_string(),
         /// Limit for checksums in memory; 1 MiB has those of 1 GiB of data
-        checksum_cache_bytes: u64 ["bytes"] = CHECKSUM_CACHE_BYTES,
+        checksum_cache_bytes: u64 ["bytes"] = StoreTuning::default().checksum_cache_bytes,
+        /// Entries of a partition beyond which they are written in place, at most 1024
+        flush_entries: u32 = StoreTuning::default().flush_entries,
+        /// Time after which an entry is written in place however few there are, at most 60000
+        flush_after_ms: u32 ["ms"] = 100,
     }
+}
+
+/// The parameters of a store's or a node's partitions.
+pub(crate) fn tuning(
+    checksum_cache_bytes: u64,
+    flush_entries: u32,
+    flush_after_ms: u32,
+) -> Result<StoreTuning, RpcError> {
+    let flush_after = Duration::from_millis(flush_after_ms.into());
+    if flush_entries > StoreTuning::FLUSH_ENTRIES_MAX {
+        let reason =
+            format!("flush_entries: {flush_entries} is more than {}", StoreTuning::FLUSH_ENTRIES_MAX);
+        return Err(RpcError::new(RpcError::EINVAL, reason));
+    }
+    if flush_after > StoreTuning::FLUSH_AFTER_MAX {
+        let reason = format!(
+            "flush_after_ms: {flush_after_ms} is more than {}",
+            StoreTuning::FLUSH_AFTER_MAX.as_millis()
+        );
+        return Err(RpcError::new(RpcError::EINVAL, reason));
+    }
+    Ok(StoreTuning { checksum_cache_bytes, flush_entries, flush_after })
 }
 
 fn open(module: &StoreModule, params: OpenParams, job: &JobHandle) -> Result<Value, RpcError> {
@@ -242,7 +271,8 @@ fn open(module: &StoreModule, params: OpenParams, job: &JobHandle) -> Result<Val
     }
     let cores = module.cores();
     let bdevs = StoreBdevs { data: &params.bdev_name, log: params.log_bdev_name.as_deref() };
-    let options = StoreOptions { name: &params.name, checksum_cache_bytes: params.checksum_cache_bytes };
+    let tuning = tuning(params.checksum_cache_bytes, params.flush_entries, params.flush_after_ms)?;
+    let options = StoreOptions { name: &params.name, tuning };
     let store = wait(StoreNode::open(&module.registry, bdevs, options, &cores, job))?;
     let names = store.images().into_iter().map(|image| image.bdev_name).collect();
     sync::lock(&module.stores).insert(params.name, Arc::new(store));
@@ -334,7 +364,7 @@ fn describe(store: &StoreNode) -> Result<Value, RpcError> {
         "log_bdev": store.log_device().map(|device| device.name()),
         "uuid": Uuid::from_bytes(store.superblock().device).to_string(),
         "durability": store.durability().name(),
-        "checksum_cache_limit_bytes": store.checksum_cache_bytes(),
+        "checksum_cache_limit_bytes": store.tuning().checksum_cache_bytes,
         "partitions": partitions,
         "images": images,
     }))

@@ -31,6 +31,7 @@ use store_link::Identity;
 
 use crate::disks::class_of;
 use crate::once::once;
+use crate::tuning::StoreTuning;
 use crate::{Outbox, PoolOptions, ReplicaNode, ReplicaNodeConfig, StoreBdevs, StoreCores, StoreError};
 use hub::{Hub, HubInput};
 pub use keys::ClientKeyTable;
@@ -76,8 +77,8 @@ pub struct NodeServerConfig {
     pub pools: Vec<(Range<u32>, PoolOptions)>,
     /// The boot of the machine, a UUID.
     pub boot: [u8; 16],
-    /// Limit for checksums in memory, as in [`ReplicaNodeConfig`].
-    pub checksum_cache_bytes: u64,
+    /// How its partitions run.
+    pub tuning: StoreTuning,
 }
 
 /// A node that serves.
@@ -202,9 +203,8 @@ impl NodeServer {
         let (settings, boot) = (config.settings.clone(), config.boot);
         let pools = std::mem::take(&mut config.pools);
         let (lease_ns, grace_ns) = (settings.lease_ns, settings.grace_ns);
-        let checksum_cache_bytes = config.checksum_cache_bytes;
-        let replicas =
-            ReplicaNodeConfig { name: "node", id, settings, pools, boot, checksum_cache_bytes, outbox };
+        let tuning = config.tuning;
+        let replicas = ReplicaNodeConfig { name: "node", id, settings, pools, boot, tuning, outbox };
         let bdevs = StoreBdevs { data: &config.bdev_name, log: config.log_bdev_name.as_deref() };
         let opened = ReplicaNode::open(registry, bdevs, cores, replicas, job).await;
         let holder = LeaseHolder {

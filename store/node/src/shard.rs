@@ -56,8 +56,9 @@ pub(crate) use room::UsedSpace;
 use unplaced::UnplacedMemory;
 
 use crate::disks::{StoreDescriptors, StoreDisks};
+use crate::tuning::StoreTuning;
 use crate::{PartitionStatus, ShardStats, StoreError};
-use flusher::{BackgroundWork, FLUSH_AFTER_NS, FLUSH_ENTRIES};
+use flusher::BackgroundWork;
 
 /// Requests that wait in a shard's mailbox, from all cores.
 const MAILBOX: usize = 4096;
@@ -122,6 +123,7 @@ pub(crate) struct Shard {
     /// Reads that wait until what the log has of them is in place: see [`replica::ReplicaSettings::reads_flush`].
     waiting_for_flush: Vec<ReadState>,
     reads_flush: bool,
+    tuning: StoreTuning,
     /// Blocks that are being written in place.
     busy_blocks: HashSet<u64>,
     /// Counts batches written in place: a read that one overtook is repeated.
@@ -285,6 +287,7 @@ impl Shard {
             checksums: ChecksumReads::default(),
             waiting_for_flush: Vec::new(),
             reads_flush: false,
+            tuning: StoreTuning::default(),
             busy_blocks: HashSet::default(),
             generation: 0,
             reading: Rc::default(),
@@ -399,9 +402,18 @@ impl Shard {
         self.wake_background();
     }
 
+    /// As many entries are committed as start a batch in place.
+    fn has_enough_to_flush(&self) -> bool {
+        self.committed.len() > self.tuning.flush_entries as usize
+    }
+
+    fn flush_after_ns(&self) -> u64 {
+        self.tuning.flush_after.as_nanos() as u64
+    }
+
     /// Committed entries go in place however few they are.
     fn is_flush_due(&self) -> bool {
-        self.core.now_ns().saturating_sub(self.oldest_committed_ns) >= FLUSH_AFTER_NS
+        self.core.now_ns().saturating_sub(self.oldest_committed_ns) >= self.flush_after_ns()
     }
 
     /// What the background task does now, if anything.
@@ -422,7 +434,7 @@ impl Shard {
         if self.is_changed && (is_freeable || self.partition.has_many_changed_checksums()) {
             return Some(BackgroundWork::Checkpoint);
         }
-        let is_enough = self.committed.len() > FLUSH_ENTRIES || is_wanted;
+        let is_enough = self.has_enough_to_flush() || is_wanted;
         if !self.committed.is_empty() && (is_enough || self.is_flush_due()) {
             return Some(BackgroundWork::Flush);
         }
@@ -588,7 +600,7 @@ impl Shard {
         if !self.is_submitted() || (self.busy_blocks.is_empty() && !self.parked.is_empty()) {
             return Some(0);
         }
-        let flush = (!self.committed.is_empty()).then(|| self.oldest_committed_ns + FLUSH_AFTER_NS);
+        let flush = (!self.committed.is_empty()).then(|| self.oldest_committed_ns + self.flush_after_ns());
         // What waits for memory, while no batch in place will try it again.
         let waits = !self.deferred.is_empty() && !self.checkpoint_wanted && self.unplaced.bytes() == 0;
         let waits = waits || (self.unwritten > 0 && self.log_writes == 0) || self.checksums.is_blocked();

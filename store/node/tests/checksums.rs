@@ -14,7 +14,9 @@ use dma::Buffer;
 use os::clock::VirtualClock;
 use process::{Process, TestDisks};
 use random::WyRand;
-use store_node::{FormatOptions, StoreCores, StoreError, StoreNode, StoreOptions, format_device};
+use store_node::{
+    FormatOptions, StoreCores, StoreError, StoreNode, StoreOptions, StoreTuning, format_device,
+};
 
 /// Reads a block while the pool has memory for one.
 fn read_with_last_memory<'a>(
@@ -39,7 +41,10 @@ fn a_read_ends_when_it_has_the_last_memory() {
     let disks = TestDisks::from(CrashDisk::create(&Registry::new(), "Disk", 32 << 8, 4096, 1).unwrap());
     let memory = || dma::ArenaConfig { limit_bytes: 16 << 20, hugepages: false, ..Default::default() };
     let mut process = Process::with_memory(&disks, &clock, &mut random, memory());
-    let options = || StoreOptions { name: "s", checksum_cache_bytes: 0 };
+    let options = || StoreOptions {
+        name: "s",
+        tuning: StoreTuning { checksum_cache_bytes: 0, ..StoreTuning::default() },
+    };
     let (registry, core) = (process.registry.clone(), process.reactor.core());
     let opened = process.run(async move {
         let (cores, job) = (StoreCores::This(&core), JobHandle::standalone());
@@ -121,7 +126,10 @@ fn many_changed_checksums_make_a_checkpoint_however_large_the_log_is() {
         let format =
             FormatOptions { partitions: Some(1), log_bytes: Some(24 << 20), ..FormatOptions::default() };
         format_device(&registry, "Disk", &cores, format, &job).await?;
-        let options = StoreOptions { name: "s", checksum_cache_bytes: 0 };
+        let options = StoreOptions {
+            name: "s",
+            tuning: StoreTuning { checksum_cache_bytes: 0, ..StoreTuning::default() },
+        };
         let node = StoreNode::open(&registry, "Disk", options, &cores, &job).await?;
         node.create_image("vol", 12 << 20).await?;
         let descriptor = registry.open("s/vol", Access::ReadWrite)?;

@@ -21,8 +21,7 @@ use process::{Process, TestDisks};
 use random::WyRand;
 use reactor::Core;
 use store_node::{
-    CHECKSUM_CACHE_BYTES, FormatOptions, StoreBdevs, StoreCores, StoreError, StoreNode, StoreOptions,
-    format_device,
+    FormatOptions, StoreBdevs, StoreCores, StoreError, StoreNode, StoreOptions, StoreTuning, format_device,
 };
 
 const SEEDS: u64 = 12;
@@ -254,8 +253,9 @@ async fn open(
     objects: Objects,
 ) -> Result<(StoreNode, Vec<AsyncChannel>), StoreError> {
     let (cores, job) = (StoreCores::This(&core), JobHandle::standalone());
-    let checksum_cache_bytes = if objects == Objects::Thin { CHECKSUM_CACHE_BYTES } else { 0 };
-    let options = StoreOptions { name: "s", checksum_cache_bytes };
+    let default = StoreTuning::default();
+    let checksum_cache_bytes = if objects == Objects::Thin { default.checksum_cache_bytes } else { 0 };
+    let options = StoreOptions { name: "s", tuning: StoreTuning { checksum_cache_bytes, ..default } };
     let node = StoreNode::open(&registry, bdevs, options, &cores, &job).await?;
     for (name, bytes) in IMAGES {
         match node.images().iter().any(|image| image.name == name) {

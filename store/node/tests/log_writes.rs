@@ -18,8 +18,8 @@ use process::Process;
 use random::WyRand;
 use replica::{ClientReply, ClientRequest, GroupConfig, ReplicaId, ReplicaMessage, ReplicaSettings};
 use store_node::{
-    CHECKSUM_CACHE_BYTES, FormatOptions, Outbox, PartitionStatus, PoolOptions, ReplicaFormat, ReplicaHandle,
-    ReplicaInput, ReplicaNode, ReplicaNodeConfig, StoreCores, format_device, inspect,
+    FormatOptions, Outbox, PartitionStatus, PoolOptions, ReplicaFormat, ReplicaHandle, ReplicaInput,
+    ReplicaNode, ReplicaNodeConfig, StoreCores, StoreTuning, format_device, inspect,
 };
 use uuid::Uuid;
 use wire_store::{BLOCK_BYTES, EntryHeader, ObjectId, Operation, crc32c};
@@ -131,7 +131,14 @@ impl LoneNode {
     /// disk promises atomic writes.
     fn start(disk: &CrashDisk, random: &mut WyRand, in_place: bool, atomic_write_blocks: u32) -> LoneNode {
         let settings = ReplicaSettings { in_place, ..ReplicaSettings::default() };
-        LoneNode::with_settings(disk, random, settings, atomic_write_blocks, None, CHECKSUM_CACHE_BYTES)
+        LoneNode::with_settings(
+            disk,
+            random,
+            settings,
+            atomic_write_blocks,
+            None,
+            StoreTuning::default().checksum_cache_bytes,
+        )
     }
 
     fn with_settings(
@@ -167,7 +174,7 @@ impl LoneNode {
                 settings,
                 pools: vec![(0..u32::MAX, PoolOptions { in_sync_min: 1, class: PoolClass::Disk })],
                 boot: [1; 16],
-                checksum_cache_bytes,
+                tuning: StoreTuning { checksum_cache_bytes, ..StoreTuning::default() },
                 outbox: Arc::new(move |_, _| Box::new(AnswersOutbox(outbox.clone()))),
             };
             ReplicaNode::open(&registry, "Paged", &cores, config, &job).await.unwrap()

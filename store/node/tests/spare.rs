@@ -12,8 +12,8 @@ use reactor::blocking::block_on;
 use reactor::{ReactorConfig, Reactors};
 use replica::{ClientReply, GroupConfig, ReplicaId, ReplicaMessage, ReplicaSettings};
 use store_node::{
-    CHECKSUM_CACHE_BYTES, FormatOptions, Outbox, PoolOptions, ReplicaFormat, ReplicaNode, ReplicaNodeConfig,
-    StoreBdevs, StoreCores, StoreError, format_device,
+    FormatOptions, Outbox, PoolOptions, ReplicaFormat, ReplicaNode, ReplicaNodeConfig, StoreBdevs,
+    StoreCores, StoreError, StoreTuning, format_device,
 };
 
 /// Of a node that is alone.
@@ -44,7 +44,7 @@ fn open(registry: &Registry, cores: &StoreCores<'_>) -> ReplicaNode {
         settings: ReplicaSettings::default(),
         pools: Vec::new(),
         boot: [1; 16],
-        checksum_cache_bytes: CHECKSUM_CACHE_BYTES,
+        tuning: StoreTuning::default(),
         outbox: Arc::new(|_, _| Box::new(NoOutbox)),
     };
     block_on(ReplicaNode::open(registry, "Malloc0", cores, config, &JobHandle::standalone()))

@@ -18,8 +18,8 @@ use process::Process;
 use random::WyRand;
 use replica::{ClientReply, GroupConfig, ReplicaId, ReplicaMessage, ReplicaSettings};
 use store_node::{
-    CHECKSUM_CACHE_BYTES, FormatOptions, Outbox, PoolOptions, ReplicaFormat, ReplicaNode, ReplicaNodeConfig,
-    StoreCores, format_device,
+    FormatOptions, Outbox, PoolOptions, ReplicaFormat, ReplicaNode, ReplicaNodeConfig, StoreCores,
+    StoreTuning, format_device,
 };
 
 const SEEDS: u64 = 24;
@@ -110,7 +110,7 @@ fn open(process: &mut Process) -> Result<(Rc<ReplicaNode>, Replicas), String> {
             settings: ReplicaSettings::default(),
             pools: vec![(0..u32::MAX, POOL)],
             boot: [1; 16],
-            checksum_cache_bytes: CHECKSUM_CACHE_BYTES,
+            tuning: StoreTuning::default(),
             outbox: Arc::new(|_, _| Box::new(NoOutbox)),
         };
         let cores = StoreCores::This(&core);

@@ -52,8 +52,8 @@ pub struct ReplicaSettings {
     pub block_bytes: u32,
     /// Storages write whole blocks in place once the headers of their entries are durable, before they are committed.
     pub in_place: bool,
-    /// A read of bytes of which the log has some waits until these are in place, as in the paper (Oh et al., section on reads,
-    /// R3); else storages lay them over what the device has.
+    /// A read of an object of which the log has entries has them written in place and waits for that, as in the paper (Oh
+    /// et al., section V-G); else storages lay them over what the device has.
     pub reads_flush: bool,
 }
 

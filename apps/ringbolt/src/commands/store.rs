@@ -23,6 +23,7 @@ use rustix::fs::inotify::{self, WatchFlags};
 use rustix::io::Errno;
 use signal_hook::consts::{SIGCHLD, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
+use store_node::StoreTuning;
 
 use crate::command_error::CommandError;
 use crate::console::stdout_line;
@@ -233,19 +234,27 @@ pub(crate) struct NodeOptions {
     /// not report that: overwrites of 4 KiB then go in place, and the log has only their headers
     #[arg(long)]
     atomic_blocks: bool,
-    /// What reads of a new node do of whose bytes the log has some: lay them over the device's, or wait until they are in
-    /// place, as in the paper
+    /// What reads of a new node do of an object of which the log has entries: lay their bytes over the device's, or have
+    /// them written in place and wait for that, as in the paper
     #[arg(long, value_enum, default_value_t = ReadPolicy::Overlay)]
     read_policy: ReadPolicy,
     /// Most memory that a new node uses for checksums; 1 MiB has those of 1 GiB of data
     #[arg(long, value_name = "SIZE", default_value = "64m", value_parser = parse_size)]
     checksum_cache: u64,
+    /// Entries of a replica of a new node beyond which they are written in place, at most 1024: few make the log short,
+    /// many join writes of the same blocks
+    #[arg(long, value_name = "ENTRIES", default_value_t = StoreTuning::default().flush_entries,
+        value_parser = clap::value_parser!(u32).range(0..=StoreTuning::FLUSH_ENTRIES_MAX as i64))]
+    flush_entries: u32,
+    /// How long an entry waits at most until it is written in place, at most a minute
+    #[arg(long, value_name = "TIME", default_value = "100ms", value_parser = parse_time)]
+    flush_after: u64,
     /// How long another node is down before its replicas move to others
     #[arg(long, value_name = "TIME", default_value = "10m", value_parser = parse_time)]
     out_after: u64,
 }
 
-/// What a read does of whose bytes the log has some.
+/// What a read does of an object of which the log has entries.
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(super) enum ReadPolicy {
     Overlay,
@@ -275,12 +284,18 @@ impl NodeOptions {
             allow_plain_network: false,
             atomic_blocks: false,
             read_policy: ReadPolicy::Overlay,
-            checksum_cache: store_node::CHECKSUM_CACHE_BYTES,
+            checksum_cache: StoreTuning::default().checksum_cache_bytes,
+            flush_entries: StoreTuning::default().flush_entries,
+            flush_after: StoreTuning::default().flush_after.as_nanos() as u64,
             out_after: 600_000_000_000,
         }
     }
 
-    fn check_network(&self) -> Result<(), CommandError> {
+    /// What clap cannot check.
+    fn check(&self) -> Result<(), CommandError> {
+        if self.flush_after > StoreTuning::FLUSH_AFTER_MAX.as_nanos() as u64 {
+            return Err(CommandError::usage("--flush-after: at most a minute"));
+        }
         if self.listen.is_loopback() || self.allow_plain_network {
             return Ok(());
         }

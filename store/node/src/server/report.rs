@@ -58,7 +58,7 @@ impl NodeReport {
             "lease_ms": self.lease_ns / 1_000_000,
             "grace_ms": self.grace_ns / 1_000_000,
             "replicas": status.iter().filter_map(describe).collect::<Vec<_>>(),
-            "checksum_cache_limit_bytes": self.node.checksum_cache_bytes(),
+            "checksum_cache_limit_bytes": self.node.tuning().checksum_cache_bytes,
             "spare_partitions": self.node.spare_partitions(),
             "failed_partitions": self.node.failed_partitions().into_iter().map(failed).collect::<Vec<_>>(),
             "refused": sync::lock(&self.refused).iter().map(refused).collect::<Vec<_>>(),

@@ -15,11 +15,8 @@ use crate::StoreError;
 use crate::device::{StoreDevice, join_all};
 use crate::disks::StoreDisks;
 
-/// Committed entries that start a batch, and most entries of one.
-pub(super) const FLUSH_ENTRIES: usize = 16;
+/// Most entries of a batch.
 pub(super) const BATCH_ENTRIES_MAX: usize = 1024;
-/// A committed entry goes in place after this time even if there are few.
-pub(super) const FLUSH_AFTER_NS: u64 = 100_000_000;
 /// Metadata writes in flight.
 const METADATA_WRITES_MAX: usize = 32;
 
@@ -75,7 +72,7 @@ pub(super) async fn run(shard: Rc<RefCell<Shard>>, disks: StoreDisks) {
 async fn flush(shard: &RefCell<Shard>, device: &StoreDevice) -> Result<(), StoreError> {
     let (batch, entries, verify) = {
         let mut shard = shard.borrow_mut();
-        let by_count = shard.committed.len() > FLUSH_ENTRIES;
+        let by_count = shard.has_enough_to_flush();
         let by_time = !by_count && shard.is_flush_due();
         let count = shard.flushable();
         let mut entries: Vec<_> = shard.committed.drain(..count).collect();

@@ -103,6 +103,11 @@ impl Overlay {
         intervals.insert(start, Interval { end, sequence, source });
     }
 
+    /// Whether any bytes of an object come from the log.
+    pub(crate) fn has_entries(&self, object: ObjectId) -> bool {
+        self.0.contains_key(&object)
+    }
+
     /// The parts of a range that come from the log, in order.
     pub(crate) fn segments(&self, object: ObjectId, range: std::ops::Range<u32>) -> Vec<Segment> {
         let Some(intervals) = self.0.get(&object) else { return Vec::new() };

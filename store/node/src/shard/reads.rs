@@ -31,7 +31,7 @@ pub(super) struct ReadState {
     /// The batch in place before which it was planned, and the count of overwritten blocks.
     generation: u64,
     overwritten: u64,
-    /// It waited until what the log had was in place.
+    /// It waited until what the log had of its object was in place.
     waited: bool,
     /// Held until it is complete.
     _reading: Option<Rc<()>>,
@@ -116,14 +116,15 @@ impl Shard {
         read.generation = self.generation;
         read.overwritten = self.placed.written;
         let from_log: u32 = read.segments.iter().map(|segment| segment.end - segment.start).sum();
+        // Once: while an object is written without end, what is committed of it later comes from the log.
+        if self.reads_flush && !read.waited && self.overlay.has_entries(read.object) {
+            self.stats.reads_flushed += 1;
+            read.waited = true;
+            return self.waiting_for_flush.push(read);
+        }
         if from_log == read.length {
             self.stats.reads_from_log += 1;
             return self.finish_read(read);
-        }
-        if from_log > 0 && self.reads_flush {
-            self.stats.reads_flushed += u64::from(!read.waited);
-            read.waited = true;
-            return self.waiting_for_flush.push(read);
         }
         self.stats.reads_overlaid += u64::from(from_log > 0);
         self.pieces.clear();

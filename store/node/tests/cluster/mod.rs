@@ -6,6 +6,7 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::rc::Rc;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use bdev::Registry;
 use bdev::testing::CrashDisk;
@@ -15,8 +16,8 @@ use os::clock::VirtualClock;
 use random::WyRand;
 use replica::{ClientReply, ClientRequest, GroupConfig, ReplicaId, ReplicaMessage, ReplicaSettings};
 use store_node::{
-    CHECKSUM_CACHE_BYTES, FormatOptions, Outbox, PartitionStatus, PoolOptions, ReplicaFormat, ReplicaHandle,
-    ReplicaInput, ReplicaNode, ReplicaNodeConfig, StoreCores, StoreError, format_device,
+    FormatOptions, Outbox, PartitionStatus, PoolOptions, ReplicaFormat, ReplicaHandle, ReplicaInput,
+    ReplicaNode, ReplicaNodeConfig, StoreCores, StoreError, StoreTuning, format_device,
 };
 use uuid::Uuid;
 use wire_store::{EntryHeader, ObjectId, Operation, crc32c};
@@ -155,7 +156,7 @@ pub(crate) struct Cluster {
     class: PoolClass,
     /// Objects to preallocate first: then the checksums of each are in another block of the table.
     to_preallocate: Vec<(usize, u64)>,
-    checksum_cache_bytes: u64,
+    tuning: StoreTuning,
     pub(crate) totals: Totals,
 }
 
@@ -183,6 +184,14 @@ impl Totals {
             [writes, reads, crashes, replaced, cuts, checkpoints, redone, copies, overwriting, flushed_reads];
         counts.iter().all(|count| *count > 0) && checksum_misses > 100
     }
+}
+
+/// The default, entries in place at once, or only when they have to be.
+fn tuning(seed: u64) -> StoreTuning {
+    let (flush_entries, flush_after_ms) =
+        [(16, 100), (0, 0), (StoreTuning::FLUSH_ENTRIES_MAX, 60_000)][seed as usize / 6 % 3];
+    let flush_after = Duration::from_millis(flush_after_ms);
+    StoreTuning { flush_entries, flush_after, ..StoreTuning::default() }
 }
 
 fn settings(in_place: bool, reads_flush: bool) -> ReplicaSettings {
@@ -213,7 +222,7 @@ impl Cluster {
     }
 
     pub(crate) fn with_class(seed: u64, ignores_fua: bool, class: PoolClass) -> Cluster {
-        Cluster::of(seed, ignores_fua, class, CHECKSUM_CACHE_BYTES)
+        Cluster::of(seed, ignores_fua, class, StoreTuning::default().checksum_cache_bytes)
     }
 
     /// A partition has the checksums of one object in memory.
@@ -242,7 +251,7 @@ impl Cluster {
             reads_flush: seed % 3 == 1,
             class,
             to_preallocate: Vec::new(),
-            checksum_cache_bytes,
+            tuning: StoreTuning { checksum_cache_bytes, ..tuning(seed) },
             totals: Totals::default(),
             random,
         };
@@ -280,7 +289,7 @@ impl Cluster {
             (false, false) => CrashDisk::create,
         };
         // With room for whole objects, if those are preallocated.
-        let bytes: u64 = if self.checksum_cache_bytes == 0 { 24 << 20 } else { 8 << 20 };
+        let bytes: u64 = if self.tuning.checksum_cache_bytes == 0 { 24 << 20 } else { 8 << 20 };
         let disk = create(&Registry::new(), "Disk", bytes / u64::from(block_size), block_size, seed).unwrap();
         let log = (seed / 2).is_multiple_of(2).then(|| {
             let block_size = if seed.is_multiple_of(5) { 4096 } else { 512 };
@@ -323,7 +332,7 @@ impl Cluster {
         let (opened, network): (Opened, _) = (Rc::default(), self.network.clone());
         let (result, settings) = (opened.clone(), settings(self.in_place, self.reads_flush));
         let (pool, boot) = (PoolOptions { in_sync_min: 2, class: self.class }, [self.nodes[index].boot; 16]);
-        let checksum_cache_bytes = self.checksum_cache_bytes;
+        let tuning = self.tuning;
         assert!(process.reactor.core().spawn(async move {
             let config = ReplicaNodeConfig {
                 name: "test",
@@ -331,7 +340,7 @@ impl Cluster {
                 settings,
                 pools: vec![(0..u32::MAX, pool)],
                 boot,
-                checksum_cache_bytes,
+                tuning,
                 outbox: Arc::new(move |_, _| Box::new(TestOutbox { node: index, network: network.clone() })),
             };
             let cores = StoreCores::This(&core);

@@ -172,7 +172,7 @@ impl ClusterLayout {
             let reason = format!("{replicas} replicas need as many nodes, and there are {nodes}");
             return Err(CommandError::usage(reason));
         }
-        new.node.check_network()?;
+        new.node.check()?;
         new.settings(ClusterSettings::default()).check().map_err(CommandError::usage)?;
         let location = MapLocation::find(directory, etcd).map_err(CommandError::operation)?;
         let name = directory
@@ -620,6 +620,8 @@ fn make_node(
         "atomic_blocks": options.atomic_blocks,
         "read_policy": options.read_policy.name(),
         "checksum_cache_bytes": options.checksum_cache,
+        "flush_entries": options.flush_entries,
+        "flush_after_ms": options.flush_after / 1_000_000,
         "out_after_s": options.out_after / 1_000_000_000 });
     if let Some(log) = &disk.log {
         devices.push(match pmem::is_persistent(log) {
@@ -674,7 +676,7 @@ pub(super) fn add_node(
     (device, log): (Option<&Path>, Option<&Path>),
     options: &NodeOptions,
 ) -> Result<u32, CommandError> {
-    options.check_network()?;
+    options.check()?;
     let map = &*layout.map;
     let cluster = map.cluster().map_err(failed)?;
     let pools = map.pools().map_err(failed)?;

@@ -11,7 +11,7 @@ use crate::device::StoreDevice;
 use crate::disks::StoreDisks;
 use crate::shard::Shard;
 use crate::shard::flusher::{
-    BATCH_ENTRIES_MAX, BackgroundWork, FLUSH_ENTRIES, begin_checkpoint, checkpoint, end_checkpoint,
+    BATCH_ENTRIES_MAX, BackgroundWork, begin_checkpoint, checkpoint, end_checkpoint,
 };
 use crate::shard::overlay::Overlay;
 
@@ -163,7 +163,7 @@ impl Shard {
             || replication.copies_to_place > 0
             || !self.waiting_for_flush.is_empty()
             || self.unplaced.is_half_full();
-        let is_enough = self.committed.len() > FLUSH_ENTRIES || is_wanted;
+        let is_enough = self.has_enough_to_flush() || is_wanted;
         if next.is_some() && !waits_to_settle && (is_enough || self.is_flush_due()) {
             let is_unproven = next.is_some_and(|next| self.is_unproven(&next.header));
             return Some(if is_unproven { BackgroundWork::Checkpoint } else { BackgroundWork::Flush });
