@@ -154,6 +154,25 @@ fn an_image_in_use_is_not_taken_away(cluster: &Cluster, directory: &Path) {
     second.ok(&[&create[..], &["read_only=true"]].concat());
     second.ok(&["bdev_store_delete", "name=v"]);
 
+    // Who has it is no secret, and what is protected goes not even by force.
+    let info = cluster.ok(&["image", "info", "vol"]);
+    assert!(
+        info.contains(&format!("process {}", first.pid())) && info.contains("protected from removal: no"),
+        "{info}"
+    );
+    cluster.ok(&["image", "protect", "vol"]);
+    let described: Value = serde_json::from_str(&cluster.ok(&["image", "info", "--json", "vol"])).unwrap();
+    assert_eq!(
+        (&described["protected"], &described["attached_by"][0]["process"]),
+        (&json!(true), &json!(first.pid()))
+    );
+    refused(cluster.run(&["image", "remove", "--force", "vol"]), "pool/vol is protected");
+    refused(
+        cluster.run(&["image", "resize", "--allow-shrink", "--force", "vol", "8m"]),
+        "pool/vol is protected",
+    );
+    cluster.ok(&["image", "unprotect", "vol"]);
+
     // Growing needs no exclusive use, and the server sees it.
     cluster.ok(&["image", "resize", "vol", "96m"]);
     let end = Instant::now() + Duration::from_secs(30);

@@ -26,7 +26,8 @@ pub use cluster::{ClientError, Cluster};
 pub use cluster_map::EtcdOptions;
 pub use image::{ClusterImage, check_size};
 pub use reclaim::{
-    ReclaimError, VolumeUse, reclaim_removed, reclaim_unknown, remove_image, resize_image, volumes_of_pool,
+    ReclaimError, VolumeUse, protect_image, reclaim_removed, reclaim_unknown, remove_image, resize_image,
+    volumes_of_pool,
 };
 pub use status::{StatusError, ask_nodes};
 pub use store_image::IMAGE_BLOCK_BYTES;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::task::{Poll, Waker};
 
 use block_io::{Channel, Status};
-use cluster_map::{ImageEntry, RemovedImage};
+use cluster_map::{ImageEntry, MapError, RemovedImage};
 use reactor::{Core, Period, PollResult, Poller, Shutdown};
 use sockets::Sockets;
 use store_image::IMAGE_BLOCK_BYTES;
@@ -150,12 +150,33 @@ impl Emptied {
     }
 }
 
+/// Before another one loses the image.
+fn check_unprotected(pool: &str, name: &str, image: &ImageEntry) -> Result<(), ClientError> {
+    match image.protected {
+        true => Err(ClientError::Map(MapError::Protected(format!("{pool}/{name}")))),
+        false => Ok(()),
+    }
+}
+
+/// Protects an image from being removed and made smaller, or ends that.
+///
+/// # Errors
+/// There is no such image; [`ClientError::Changed`] if another one changes it at the same time.
+pub fn protect_image(cluster: &Cluster, pool: &str, name: &str, protected: bool) -> Result<(), ClientError> {
+    let image = cluster.image(pool, name)?;
+    let to = ImageEntry { protected, ..image.clone() };
+    match to == image || cluster.map().change_image(pool, name, &image, &to).map_err(ClientError::Map)? {
+        true => Ok(()),
+        false => Err(ClientError::Changed { pool: pool.to_string(), image: name.to_string() }),
+    }
+}
+
 /// Removes an image: it is gone from the map in one step, then its objects are removed. `progress` gets the
 /// number of objects that are removed, and that are known of. Returns how many were removed.
 ///
 /// # Errors
-/// [`ClientError::InUse`] if another one has the image, without `force`; [`ReclaimError::Refused`]: then the
-/// image is gone, and [`reclaim_removed`] goes on.
+/// [`MapError::Protected`]; [`ClientError::InUse`] if another one has the image, without `force`;
+/// [`ReclaimError::Refused`]: then the image is gone, and [`reclaim_removed`] goes on.
 pub async fn remove_image(
     core: &Core,
     cluster: &Cluster,
@@ -165,6 +186,7 @@ pub async fn remove_image(
     progress: impl FnMut(u64, u64),
 ) -> Result<u64, ReclaimError> {
     let image = cluster.image(pool, name)?;
+    check_unprotected(pool, name, &image)?;
     let emptied = Emptied::new(cluster, pool, name, &image, force)?;
     let removed = match cluster.map().remove_image(pool, name).map_err(ClientError::Map) {
         Ok(removed) => removed,
@@ -229,6 +251,9 @@ pub async fn resize_image(
         false => Err(changed()),
     };
     let mut image = cluster.image(pool, name)?;
+    if bytes < image.bytes {
+        check_unprotected(pool, name, &image)?;
+    }
     if bytes < image.bytes && !allow_shrink {
         let cut = image.bytes - bytes;
         return Err(ClientError::Shrinks { pool: pool.to_string(), image: name.to_string(), cut }.into());
@@ -273,7 +298,7 @@ pub async fn reclaim_unknown(
         return Err(ClientError::VolumeOfImage(volume).into());
     }
     let bytes = store_image::IMAGE_BYTES_MAX;
-    let image = ImageEntry { uuid: uuid::Uuid::nil(), volume, bytes, cut_from: None };
+    let image = ImageEntry { uuid: uuid::Uuid::nil(), volume, bytes, cut_from: None, protected: false };
     let emptied = Emptied::new(cluster, pool, &format!("of volume {volume}"), &image, false)?;
     let swept = emptied.sweep(core, &image, 0, progress).await;
     emptied.attachment.detach();

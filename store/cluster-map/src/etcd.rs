@@ -494,7 +494,8 @@ impl ClusterMap for EtcdMap {
             return Err(MapError::Missing(format!("pool {pool}")));
         }
         check_image_name(name)?;
-        let image = ImageEntry { uuid: Uuid::new_v4(), volume: random_volume(), bytes, cut_from: None };
+        let (uuid, volume) = (Uuid::new_v4(), random_volume());
+        let image = ImageEntry { uuid, volume, bytes, cut_from: None, protected: false };
         let key = self.key(&format!("images/{pool}/{name}"));
         let mut request = put_if(&version_is(&key, 0), &key, &encode(&image));
         // The pool is not removed meanwhile.

@@ -224,7 +224,7 @@ pub trait ClusterMap: Send + Sync {
     /// Removes an image, in one step: it has no name any more, and its volume is one of those to be emptied.
     ///
     /// # Errors
-    /// [`MapError::Missing`].
+    /// [`MapError::Missing`]; [`MapError::Protected`].
     fn remove_image(&self, pool: &str, name: &str) -> Result<RemovedImage, MapError>;
 
     /// The images that were removed while their objects are not, by volume.

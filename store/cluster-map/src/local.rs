@@ -512,7 +512,8 @@ impl ClusterMap for LocalMap {
             return Err(MapError::Missing(format!("pool {pool}")));
         }
         check_image_name(name)?;
-        let image = ImageEntry { uuid: Uuid::new_v4(), volume: random_volume(), bytes, cut_from: None };
+        let (uuid, volume) = (Uuid::new_v4(), random_volume());
+        let image = ImageEntry { uuid, volume, bytes, cut_from: None, protected: false };
         self.free_removed_name(pool, name)?;
         match self.publish(&image_path(pool, name), &image, Publish::New)? {
             true => Ok(image),

@@ -160,6 +160,9 @@ pub struct ImageEntry {
     /// The image had this size, and what was cut off is not removed yet: until then it does not grow.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cut_from: Option<u64>,
+    /// It is neither removed nor made smaller.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub protected: bool,
 }
 
 /// An image that was removed, while its objects are not.
@@ -271,6 +274,9 @@ pub enum MapError {
     /// There is none.
     #[error("there is no {0}")]
     Missing(String),
+    /// An image that is protected from removal.
+    #[error("image {0} is protected: `ringbolt image unprotect` ends that")]
+    Protected(String),
     /// A record that makes no sense.
     #[error("{0}")]
     Invalid(String),

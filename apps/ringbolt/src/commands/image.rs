@@ -56,6 +56,27 @@ pub(crate) enum ImageCommand {
         #[command(flatten)]
         image: SizedImage,
     },
+    /// Describe an image of a cluster: its size, and who has it open, since when and from where
+    #[command(after_help = "Example:\n  ringbolt image info --cluster ringbolt-store vol")]
+    Info {
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+        #[command(flatten)]
+        image: NamedImage,
+    },
+    /// Protect an image of a cluster: it can be neither removed nor made smaller
+    #[command(after_help = "Example:\n  ringbolt image protect --cluster ringbolt-store vol")]
+    Protect {
+        #[command(flatten)]
+        image: NamedImage,
+    },
+    /// End the protection of an image of a cluster
+    #[command(after_help = "Example:\n  ringbolt image unprotect --cluster ringbolt-store vol")]
+    Unprotect {
+        #[command(flatten)]
+        image: NamedImage,
+    },
     /// Remove an image with its data
     #[command(after_help = "Example:\n  ringbolt image remove vol")]
     Remove {
@@ -126,7 +147,10 @@ impl ImageCommand {
     fn owner(&self) -> &ImageOwner {
         match self {
             ImageCommand::Create { image, .. } | ImageCommand::Resize { image, .. } => &image.of,
-            ImageCommand::Remove { image, .. } => &image.of,
+            ImageCommand::Remove { image, .. }
+            | ImageCommand::Info { image, .. }
+            | ImageCommand::Protect { image }
+            | ImageCommand::Unprotect { image } => &image.of,
             ImageCommand::List { of, .. } => of,
         }
     }
@@ -176,6 +200,18 @@ pub(crate) fn run(command: ImageCommand) -> Result<(), CommandError> {
             cluster::remove(&of, &name, force)
         }
         ImageCommand::List { json, of } if of.is_cluster() => cluster::list(&of, json),
+        ImageCommand::Info { json, image: NamedImage { name, of } } if of.is_cluster() => {
+            cluster::info(&of, &name, json)
+        }
+        ImageCommand::Protect { image: NamedImage { name, of } } if of.is_cluster() => {
+            cluster::protect(&of, &name, true)
+        }
+        ImageCommand::Unprotect { image: NamedImage { name, of } } if of.is_cluster() => {
+            cluster::protect(&of, &name, false)
+        }
+        ImageCommand::Info { .. } | ImageCommand::Protect { .. } | ImageCommand::Unprotect { .. } => {
+            Err(CommandError::usage("this is for images of a cluster: --cluster names its directory"))
+        }
         ImageCommand::Create { preallocate, image: SizedImage { name, size, of } } => {
             let params =
                 json!({ "store": of.store(), "name": name, "size": size, "preallocate": preallocate });

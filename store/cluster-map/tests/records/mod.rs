@@ -276,6 +276,11 @@ pub(crate) fn a_backup_brings_back_what_was_there(map: &impl ClusterMap, empty: 
     let small = map.images().unwrap().into_values().next().unwrap();
     let large = ImageEntry { bytes: 8192, ..small.clone() };
     assert!(map.change_image(&pool_name, &image, &small, &large).unwrap());
+    // What is protected stays, and the protection is a part of the backup.
+    let (small, large) = (large.clone(), ImageEntry { protected: true, ..large });
+    assert!(map.change_image(&pool_name, &image, &small, &large).unwrap());
+    let refused = map.remove_image(&pool_name, &image).unwrap_err();
+    assert!(matches!(refused, MapError::Protected(_)), "{refused}");
     let lock = |attach_epoch| ImageLock { attach_epoch, holders: Vec::new() };
     assert!(map.change_image_lock("p", large.volume, None, &lock(3)).unwrap());
     let memory =

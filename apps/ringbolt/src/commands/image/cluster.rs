@@ -2,11 +2,11 @@
 
 use std::cell::Cell;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use bdev::{Access, AsyncChannel, Registry, Request};
 use block_io::{Op, RequestFlags, Status, Tag};
-use cluster_map::{ImageEntry, MapError, PoolClass};
+use cluster_map::{ImageEntry, ImageHolder, MapError, PoolClass};
 use reactor::{Core, Reactor, ReactorConfig};
 use serde_json::{Value, json};
 use store_client::{AttachOptions, Cluster, ClusterImage, ReclaimError};
@@ -147,8 +147,74 @@ fn allocate(cluster: &Cluster, of: &ImageOwner, name: &str, bytes: u64) -> Resul
 /// Who has an image attached, for people.
 fn users_of(cluster: &Cluster, pool: &str, image: &ImageEntry) -> Result<Vec<String>, CommandError> {
     let lock = cluster.map().image_lock(pool, image.volume).map_err(failed)?;
-    let holders = lock.unwrap_or_default().holders.into_iter();
-    Ok(holders.map(|holder| format!("{} ({}, {})", holder.name, holder.process, holder.address)).collect())
+    let mut users = Vec::new();
+    for holder in lock.unwrap_or_default().holders {
+        if lives(cluster, &holder)? {
+            users.push(format!("{} ({}, {})", holder.name, holder.process, holder.address));
+        }
+    }
+    Ok(users)
+}
+
+/// Whether one that has an image attached has said lately that it lives. One that ended without detaching it stays on
+/// the list until another one attaches the image.
+fn lives(cluster: &Cluster, holder: &ImageHolder) -> Result<bool, CommandError> {
+    Ok(cluster.map().holder_age(holder.lease).map_err(failed)?.is_some())
+}
+
+/// Protects an image from removal, or ends that.
+pub(super) fn protect(of: &ImageOwner, name: &str, protected: bool) -> Result<(), CommandError> {
+    store_client::protect_image(&open(of)?, &of.pool, name, protected).map_err(CommandError::operation)
+}
+
+/// Describes an image and who has it attached.
+pub(super) fn info(of: &ImageOwner, name: &str, as_json: bool) -> Result<(), CommandError> {
+    let cluster = open(of)?;
+    let image = cluster.image(&of.pool, name).map_err(CommandError::operation)?;
+    let lock = cluster.map().image_lock(&of.pool, image.volume).map_err(failed)?.unwrap_or_default();
+    let mut holders = Vec::new();
+    for holder in lock.holders {
+        if lives(&cluster, &holder)? {
+            holders.push(holder);
+        }
+    }
+    let since = |holder: &ImageHolder| {
+        let since = SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(holder.since));
+        since.map(|since| humantime::format_rfc3339_seconds(since).to_string()).unwrap_or_default()
+    };
+    if as_json {
+        let holders = holders.iter().map(|holder| {
+            json!({
+                "name": holder.name,
+                "address": holder.address,
+                "process": holder.process,
+                "since": since(holder),
+                "shared": holder.shared,
+            })
+        });
+        let described = json!({
+            "pool": of.pool,
+            "name": name,
+            "size": image.bytes,
+            "uuid": image.uuid.to_string(),
+            "protected": image.protected,
+            "attached_by": holders.collect::<Vec<_>>(),
+        });
+        stdout_line!("{described:#}");
+        return Ok(());
+    }
+    stdout_line!("{}/{name}: {} MiB, UUID {}", of.pool, mib(image.bytes), image.uuid);
+    stdout_line!("protected from removal: {}", if image.protected { "yes" } else { "no" });
+    match holders.is_empty() {
+        true => stdout_line!("attached by: none"),
+        false => stdout_line!("attached by:"),
+    }
+    for holder in &holders {
+        let shared = if holder.shared { ", shared" } else { "" };
+        let ImageHolder { name, process, address, .. } = holder;
+        stdout_line!("  {name}, process {process} at {address}, since {}{shared}", since(holder));
+    }
+    Ok(())
 }
 
 /// Lists the images of all pools.
@@ -163,6 +229,7 @@ pub(super) fn list(of: &ImageOwner, as_json: bool) -> Result<(), CommandError> {
                 "name": name,
                 "size": image.bytes,
                 "uuid": image.uuid.to_string(),
+                "protected": image.protected,
                 "attached_by": users_of(&cluster, pool, image)?,
             }));
         }
