@@ -22,7 +22,9 @@ fn lines_come_back_behind_the_prefix() {
         writeln!(client, "{line}").unwrap();
         assert_eq!(lines.next().unwrap().unwrap(), format!("{prefix}{line}"));
     }
+    // The end of the program disconnects its clients while the reactors run.
     plane.drain();
-    reactors.stop();
     assert!(lines.next().is_none(), "the connection was drained and closed");
+    assert!(TcpStream::connect(address.tcp().unwrap()).is_err(), "nothing listens any more");
+    reactors.stop();
 }

@@ -187,9 +187,10 @@ impl IscsiTarget {
         }))
     }
 
-    /// Closes the listeners and rejects changes. Initiators are disconnected when the reactors stop.
+    /// Rejects changes, closes the listeners and disconnects the initiators, each after its commands in flight
+    /// have completed ([`TargetCores::drain`]).
     pub fn shutdown(&self) {
-        self.0.stop().cores.unlisten(None);
+        self.0.stop().cores.drain("iscsi");
     }
 
     /// Closes the devices. The reactors have stopped.

@@ -260,9 +260,10 @@ impl NbdTarget {
         self.0.reactors().len()
     }
 
-    /// Closes the listeners and rejects changes. Clients are disconnected when the reactors stop.
+    /// Rejects changes, closes the listeners and disconnects the clients, each after its commands in flight have
+    /// completed ([`TargetCores::drain`]).
     pub fn shutdown(&self) {
-        self.0.stop().cores.unlisten(None);
+        self.0.stop().cores.drain("nbd");
     }
 
     /// Closes the devices. The reactors have stopped.

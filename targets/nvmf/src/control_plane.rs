@@ -425,8 +425,9 @@ impl<N: ServerNetwork> NvmfTarget<N> {
         })
     }
 
-    /// Rejects further calls with [`NvmfTargetError::Stopping`]. Hosts are disconnected when the reactors stop,
-    /// each after its commands in flight complete.
+    /// Rejects further calls with [`NvmfTargetError::Stopping`]. Hosts that
+    /// [`disconnect_all`](Self::disconnect_all) has not disconnected are when the reactors stop, each after its
+    /// commands in flight complete.
     pub fn shutdown(&self) {
         drop(self.0.stop());
     }

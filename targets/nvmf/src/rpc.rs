@@ -101,11 +101,11 @@ impl Module for NvmfModule {
         methods
     }
 
-    /// Stops listening and rejects further changes. Hosts are disconnected when the reactors stop, each after its
-    /// commands in flight have completed.
+    /// Disconnects the hosts, each after its commands in flight have completed, and rejects further changes.
     fn drain(&self) {
-        // Fails only without reactors, and then nothing listens.
-        let _ = self.target.stop_listening();
+        if let Err(error) = self.target.disconnect_all() {
+            log::warn!(target: "nvmf", "connections are left at the end: {error}");
+        }
         self.target.shutdown();
     }
 

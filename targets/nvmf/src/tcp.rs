@@ -148,7 +148,7 @@ impl<N: ServerNetwork> Transport for TcpCores<N> {
     /// Each port is free when this returns. Without it, the kernel releases what io_uring holds of an exited
     /// process only some time later.
     fn shutdown(&self) -> Result<(), ShellError> {
-        self.cores.unlisten(None)
+        self.cores.drain()
     }
 
     fn connections(&self) -> (&'static str, ConnectionTotals) {

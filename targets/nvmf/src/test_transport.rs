@@ -128,6 +128,10 @@ impl Transport for TestCores {
         self.cores.unlisten(Some(portid))
     }
 
+    fn shutdown(&self) -> Result<(), ShellError> {
+        self.cores.drain()
+    }
+
     fn connections(&self) -> (&'static str, ConnectionTotals) {
         (TestProtocol::NAME, self.cores.totals())
     }

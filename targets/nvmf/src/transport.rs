@@ -173,14 +173,12 @@ pub trait Transport: Any + Send {
     /// The core that listens does not answer. It stops when it runs again.
     fn stop_listening(&self, portid: u16) -> Result<(), ShellError>;
 
-    /// The target stops: frees addresses that others may want at once. Connections stay; they are drained
-    /// when the reactors stop. By default nothing is freed before.
+    /// The target stops: stops listening on all ports, and disconnects the hosts, each after its commands in
+    /// flight have completed ([`TargetCores::drain`](target_shell::TargetCores::drain)).
     ///
     /// # Errors
-    /// As [`stop_listening`](Self::stop_listening).
-    fn shutdown(&self) -> Result<(), ShellError> {
-        Ok(())
-    }
+    /// Connections are left after the time that it has.
+    fn shutdown(&self) -> Result<(), ShellError>;
 
     /// The name of its connections in metrics, and what is counted of them.
     fn connections(&self) -> (&'static str, ConnectionTotals);

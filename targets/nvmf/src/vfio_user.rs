@@ -169,6 +169,10 @@ impl Transport for VfioUserCores {
         self.cores.unlisten(Some(portid))
     }
 
+    fn shutdown(&self) -> Result<(), ShellError> {
+        self.cores.drain()
+    }
+
     fn connections(&self) -> (&'static str, ConnectionTotals) {
         (VfioUserProtocol::NAME, self.cores.totals())
     }

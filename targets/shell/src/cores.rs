@@ -3,10 +3,12 @@
 use std::fmt;
 use std::io;
 use std::sync::Arc;
+use std::time::Instant;
 
 use reactor::{Core, ReactorHandle};
 use sockets::{Network, SendStats, ServerNetwork, Sockets, StreamAddress};
 
+use crate::DRAIN_TIMEOUT;
 use crate::admissions::{ConnectionLimits, PeerConnections};
 use crate::connections::Connections;
 use crate::group::{ConnectionGroup, ConnectionTotals, GroupShared};
@@ -29,6 +31,8 @@ pub(crate) enum GroupMessage<P: Protocol, S> {
     Listen { address: StreamAddress, portid: u16, responder: Responder<io::Result<StreamAddress>> },
     /// Stop listening on a port, or on all.
     Unlisten { portid: Option<u16>, responder: Responder<()> },
+    /// Disconnect all peers, and answer when no connection is left.
+    Drain(Responder<()>),
     /// Answer a question.
     Query(Query<P>),
     /// Say how owned sends were sent.
@@ -42,8 +46,8 @@ impl<P: Protocol, S: Send> GroupMail for GroupMessage<P, S> {
 /// The groups of a target, one on each reactor; on kernel sockets, or on another network `N` such as a simulation's.
 ///
 /// The first core owns the listeners; a connection goes to the core with the fewest, and stays there. Calls block for
-/// up to [`CORE_TIMEOUT`](crate::CORE_TIMEOUT), so a reactor's thread must not make them. The groups end with their reactors: each drains its
-/// connections first. Configuration goes through the [`Publisher`] that the target was started with. Cheap to clone.
+/// up to [`CORE_TIMEOUT`](crate::CORE_TIMEOUT), so a reactor's thread must not make them. A program that ends
+/// calls [`drain`](Self::drain); the groups end with their reactors, and drain what connections they have then. Configuration goes through the [`Publisher`] that the target was started with. Cheap to clone.
 pub struct TargetCores<P: Protocol, N: ServerNetwork = Sockets> {
     mailboxes: CoreMailboxes<GroupMessage<P, <N as Network>::Stream>>,
     shared: Arc<GroupShared<P, <N as Network>::Stream>>,
@@ -121,6 +125,25 @@ impl<P: Protocol, N: ServerNetwork> TargetCores<P, N> {
     /// The first core does not answer. It closes them when it runs again.
     pub fn unlisten(&self, portid: Option<u16>) -> Result<(), ShellError> {
         self.mailboxes.ask(0, |responder| GroupMessage::Unlisten { portid, responder })
+    }
+
+    /// Closes the listeners and disconnects the peers, on all cores at once: each connection closes after its
+    /// commands in flight have completed, as when the reactors stop, and none is accepted any more. Waits until
+    /// there is none, for up to [`DRAIN_TIMEOUT`](crate::DRAIN_TIMEOUT).
+    ///
+    /// # Errors
+    /// The first core that has connections left, or does not answer. It disconnects them when it can.
+    pub fn drain(&self) -> Result<(), ShellError> {
+        let end = Instant::now() + DRAIN_TIMEOUT;
+        let mut requests = Vec::new();
+        for core in 0..self.mailboxes.len() {
+            requests.push(self.mailboxes.request(core, GroupMessage::Drain));
+        }
+        let waits = requests.into_iter().enumerate().map(|(core, request)| {
+            self.mailboxes.wait_for(core, request?, end.saturating_duration_since(Instant::now()))
+        });
+        // Each core is waited for, whatever becomes of the others.
+        waits.fold(Ok(()), Result::and)
     }
 
     /// Runs `query` on every core, and returns the results by core.

@@ -38,6 +38,7 @@ use crate::protocol::{
     CloseReason, IoContext, MoreToRead, Notice, Protocol, ProtocolConnection, REQUEST_TAG_MASK, TargetConfig,
     Turn,
 };
+use crate::request::Responder;
 use crate::timers::{NEVER_NS, TimerOwner, Timers};
 
 /// Bytes received at a time beyond payload that goes directly into its buffer. Half of a typical L2 cache.
@@ -117,6 +118,8 @@ pub struct ConnectionGroup<P: Protocol, N: Network> {
     /// The events of its connections.
     trace: bdev::TargetTrace,
     stopping: bool,
+    /// Who waits until no connection is left.
+    drained: Option<Responder<()>>,
 }
 
 impl<P: Protocol, N: Listen> ConnectionGroup<P, N> {
@@ -169,6 +172,7 @@ impl<P: Protocol, N: Listen> ConnectionGroup<P, N> {
             timers: Timers::default(),
             trace,
             stopping: false,
+            drained: None,
         }
     }
 
@@ -256,6 +260,7 @@ impl<P: Protocol, N: Listen> ConnectionGroup<P, N> {
                 self.unlisten(portid);
                 _ = responder.answer(());
             }
+            GroupMessage::Drain(responder) => self.drained = Some(responder),
             GroupMessage::Query(query) => query(&mut self.protocol, &mut self.connections),
             GroupMessage::SendStats(responder) => _ = responder.answer(self.network.send_stats()),
         }
@@ -531,6 +536,9 @@ impl<P: Protocol, N: Listen> PollGroup for ConnectionGroup<P, N> {
 
     fn poll(&mut self, core: &Core, now_ns: u64) -> usize {
         let mut count = self.process_messages(core, now_ns);
+        if self.drained.is_some() {
+            self.continue_drain();
+        }
         count += self.protocol.begin_poll(&mut self.connections, now_ns);
         // Before anything is received: after a pause, connections whose time is over must not execute what came late.
         if now_ns >= self.timers.next_ns() {
@@ -606,6 +614,7 @@ impl<P: Protocol, N: Listen> PollGroup for ConnectionGroup<P, N> {
         }
         // There is no event either when connections on other cores close.
         let retry = !self.waiting.is_empty() || !self.closing.is_empty();
+        let retry = retry || self.drained.is_some();
         let waiting = retry.then(|| self.clock.now_ns() + RETRY_NS);
         let timer = self.timers.next_ns().min(self.protocol.deadline_ns());
         let timer = Some(timer).filter(|at_ns| *at_ns != NEVER_NS);
@@ -613,12 +622,6 @@ impl<P: Protocol, N: Listen> PollGroup for ConnectionGroup<P, N> {
     }
 
     fn shutdown(&mut self, _now_ns: u64) -> Shutdown {
-        self.stopping = true;
-        self.unlisten(None);
-        self.connections.update(|_, entry| {
-            entry.connection.begin_drain();
-            true
-        });
-        if self.connections.is_empty() { Shutdown::Done } else { Shutdown::Draining }
+        if self.end_connections() { Shutdown::Done } else { Shutdown::Draining }
     }
 }

@@ -72,6 +72,13 @@ impl<P: Protocol, N: ServerNetwork> LazyCores<P, N> {
         self.cores.as_ref().map_or(0, |cores| cores.object_connections_max(object))
     }
 
+    /// See [`TargetCores::drain`]. The log, as `target`, says if it has failed.
+    pub fn drain(&self, target: &str) {
+        if let Some(Err(error)) = self.cores.as_ref().map(TargetCores::drain) {
+            log::warn!(target: target, "connections are left at the end: {error}");
+        }
+    }
+
     /// Closes the listeners of a port, or all. A core that does not respond closes them when it runs again.
     pub fn unlisten(&self, portid: Option<u16>) {
         if let Some(cores) = &self.cores {

@@ -90,3 +90,7 @@ pub use transfers::TransferReport;
 
 /// Time that the control plane waits for a core to apply a change or to answer: thousands of polls.
 pub const CORE_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(2);
+
+/// Time that the end of a program waits for the connections of a target: each is closed after
+/// [`GroupLimits::drain_timeout_ns`], 3 s by default, and then waits for its requests in flight.
+pub const DRAIN_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(5);

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use reactor::{Core, MailboxReceiver, MailboxSender, Period, ReactorHandle};
 
@@ -155,7 +156,17 @@ impl<M: GroupMail> CoreMailboxes<M> {
     /// # Errors
     /// There is none.
     pub fn wait<T>(&self, core: usize, request: Request<T>) -> Result<T, ShellError> {
-        request.wait(CORE_TIMEOUT).map_err(|error| ShellError::of(core, error))
+        self.wait_for(core, request, CORE_TIMEOUT)
+    }
+
+    /// [`wait`](Self::wait), for another time.
+    pub(crate) fn wait_for<T>(
+        &self,
+        core: usize,
+        request: Request<T>,
+        timeout: Duration,
+    ) -> Result<T, ShellError> {
+        request.wait(timeout).map_err(|error| ShellError::of(core, error))
     }
 
     /// Sends a request to a core and waits for the answer.

@@ -378,9 +378,10 @@ impl VhostTarget {
         Ok(())
     }
 
-    /// Closes the listeners and rejects changes. Clients are disconnected when the reactors stop.
+    /// Rejects changes, closes the listeners and disconnects the clients, each after its requests in flight have
+    /// completed ([`TargetCores::drain`]).
     pub fn shutdown(&self) {
-        self.0.stop().cores.unlisten(None);
+        self.0.stop().cores.drain("vhost");
     }
 
     /// The name of the block device that `name` finds.

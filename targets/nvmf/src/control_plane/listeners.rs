@@ -168,11 +168,16 @@ impl<N: ServerNetwork> NvmfTarget<N> {
         close_ports(&state, &unused)
     }
 
-    /// Closes the listeners of transports whose addresses others may want at once, such as TCP ports;
-    /// existing connections stay. Each address is free when this returns.
-    pub fn stop_listening(&self) -> Result<(), NvmfTargetError> {
+    /// Closes the listeners of all transports and disconnects the hosts, each after its commands in flight have
+    /// completed. Each address is free when this returns.
+    ///
+    /// # Errors
+    /// The target is stopping; or the first transport that has connections left.
+    pub fn disconnect_all(&self) -> Result<(), NvmfTargetError> {
         let state = self.lock()?;
-        Ok(state.transports.values().try_for_each(|transport| transport.shutdown())?)
+        // Each, whatever becomes of the others.
+        let drained = state.transports.values().map(|transport| transport.shutdown());
+        Ok(drained.fold(Ok(()), Result::and)?)
     }
 }
 

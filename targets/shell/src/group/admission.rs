@@ -163,7 +163,8 @@ impl<P: Protocol, N: Listen> ConnectionGroup<P, N> {
         let (peer, peer_key) = (accepted.peer.clone(), accepted.peer_key);
         // A client's UNIX socket usually has no name; log lines have the listener's.
         let name = if peer == StreamAddress::Unix(PathBuf::new()) { &accepted.local } else { &peer }.clone();
-        let added = if self.connections.slab.is_full() {
+        // Another core may have accepted it before it began to drain.
+        let added = if self.connections.slab.is_full() || self.stopping {
             None
         } else {
             self.protocol.accept(accepted, &self.config, now_ns)

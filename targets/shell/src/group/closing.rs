@@ -31,6 +31,28 @@ impl<P: Protocol, N: Listen> ConnectionGroup<P, N> {
         self.closing = closing;
     }
 
+    /// Has every connection close once it is drained, and accepts no others. Whether none is left.
+    pub(super) fn end_connections(&mut self) -> bool {
+        self.stopping = true;
+        self.unlisten(None);
+        self.connections.update(|_, entry| {
+            entry.connection.begin_drain();
+            true
+        });
+        self.connections.is_empty()
+    }
+
+    /// Continues what [`TargetCores::drain`](crate::TargetCores::drain) has asked for.
+    #[cold]
+    pub(super) fn continue_drain(&mut self) {
+        if self.end_connections()
+            && let Some(responder) = self.drained.take()
+        {
+            // It may not wait any longer.
+            _ = responder.answer(());
+        }
+    }
+
     /// Closes a connection. The protocol's part stays until outstanding device requests complete, so that a late write
     /// cannot overwrite a newer one.
     pub(super) fn close(&mut self, slot: Slot, reason: CloseReason<P::Error>, now_ns: u64) {
