@@ -74,8 +74,10 @@ impl ConfigFile {
     }
 
     /// Makes the calls in order. Stops at the first that fails; those before it stay in effect. Before a call
-    /// fails, what disks have is found.
+    /// fails, what disks have is found. Devices that calls use are not read: what a host has written there must
+    /// not keep the call from using them.
     pub fn apply(&self, plane: &ControlPlane) -> Result<(), RpcError> {
+        let _used = plane.use_bdevs(self.used_bdevs());
         for step in &self.steps {
             plane.invoke_configured(&step.method, step.params()).map_err(|error| {
                 let ConfigStep { position, method, .. } = step;

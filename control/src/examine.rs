@@ -4,6 +4,9 @@
 //! ([`Module::examine_config`](crate::Module::examine_config)), one device after the other. Then each may
 //! read the device ([`Module::examine_disk`](crate::Module::examine_disk)), which takes as long as the device
 //! does: many are examined so at a time, and none keeps another, or a method, waiting.
+//!
+//! A device that a configuration uses is not read while that is applied: a host may have written there what a
+//! module would claim the device for, and the use that the operator has configured must not fail by it.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
@@ -23,7 +26,9 @@ pub struct Examiner {
 
 #[derive(Default)]
 struct ExamineState {
-    waiting: BTreeSet<String>,
+    waiting: BTreeMap<String, Reading>,
+    /// Names of devices that configurations use which are being applied, and how many do.
+    used: BTreeMap<String, usize>,
     /// The device that is being examined by configuration, or whose findings are being applied.
     busy: Option<String>,
     /// Number of [`Examination`]s of a device that have not ended: one a module at most for each time that it
@@ -31,6 +36,37 @@ struct ExamineState {
     reading: BTreeMap<String, usize>,
     findings: VecDeque<Finding>,
     is_stopped: bool,
+}
+
+/// Whether modules read a device that is examined.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Reading {
+    /// A configuration uses it.
+    No,
+    /// It has appeared.
+    Appeared,
+    /// An operator has asked for it.
+    Requested,
+}
+
+/// The devices that a configuration uses, until its drop.
+pub(crate) struct UsedBdevs {
+    examiner: Arc<Examiner>,
+    names: BTreeSet<String>,
+}
+
+impl Drop for UsedBdevs {
+    fn drop(&mut self) {
+        let mut state = self.examiner.lock();
+        for name in &self.names {
+            if let Some(count) = state.used.get_mut(name) {
+                *count -= 1;
+                if *count == 0 {
+                    state.used.remove(name);
+                }
+            }
+        }
+    }
 }
 
 /// What an examination has found, to be applied.
@@ -49,7 +85,7 @@ impl Drop for StopAtEnd {
 }
 
 enum Step {
-    Examine(String),
+    Examine(String, Reading),
     Apply(Finding),
 }
 
@@ -58,12 +94,18 @@ enum Step {
 pub struct Examination {
     examiner: Arc<Examiner>,
     bdev: String,
+    is_requested: bool,
 }
 
 impl Examination {
-    fn new(examiner: &Arc<Examiner>, bdev: &str) -> Examination {
+    fn new(examiner: &Arc<Examiner>, bdev: &str, is_requested: bool) -> Examination {
         *examiner.lock().reading.entry(bdev.to_string()).or_default() += 1;
-        Examination { examiner: examiner.clone(), bdev: bdev.to_string() }
+        Examination { examiner: examiner.clone(), bdev: bdev.to_string(), is_requested }
+    }
+
+    /// Whether an operator has asked for it, by `bdev_examine`.
+    pub fn is_requested(&self) -> bool {
+        self.is_requested
     }
 
     /// Name of the device.
@@ -101,12 +143,39 @@ impl Drop for Examination {
 }
 
 impl Examiner {
-    /// Reports a device that has appeared. Does not block.
-    pub fn appeared(&self, bdev: &str) {
+    /// Reports a device that has appeared, with its other names. It is not read if a configuration that is being
+    /// applied uses one of them. Does not block.
+    pub fn appeared<'a>(&self, bdev: &'a str, other_names: impl IntoIterator<Item = &'a str>) {
         let mut state = self.lock();
-        if !state.is_stopped && state.waiting.insert(bdev.to_string()) {
+        let is_used = !state.used.is_empty()
+            && std::iter::once(bdev).chain(other_names).any(|name| state.used.contains_key(name));
+        if is_used {
+            log::info!(target: "examine", "{bdev} is not read: the configuration uses it");
+        }
+        self.add(&mut state, bdev, if is_used { Reading::No } else { Reading::Appeared });
+    }
+
+    /// Has a device examined because an operator has asked for it. Does not block.
+    pub fn request(&self, bdev: &str) {
+        self.add(&mut self.lock(), bdev, Reading::Requested);
+    }
+
+    fn add(&self, state: &mut ExamineState, bdev: &str, reading: Reading) {
+        if !state.is_stopped {
+            let waiting = state.waiting.entry(bdev.to_string()).or_insert(reading);
+            *waiting = reading.max(*waiting);
             self.changed.notify_all();
         }
+    }
+
+    /// While what is returned exists, devices with one of these names are not read when they appear.
+    pub(crate) fn use_bdevs(self: &Arc<Self>, names: BTreeSet<String>) -> UsedBdevs {
+        // UUIDs are found in any case.
+        let names: BTreeSet<String> =
+            names.into_iter().flat_map(|name| [name.to_ascii_lowercase(), name]).collect();
+        let mut state = self.lock();
+        names.iter().for_each(|name| *state.used.entry(name.clone()).or_default() += 1);
+        UsedBdevs { examiner: self.clone(), names: names.clone() }
     }
 
     /// Blocks until every device that was reported is examined, also by those that read it. Not for updates.
@@ -167,12 +236,13 @@ impl Examiner {
             let _stop = StopAtEnd(examiner.clone());
             while let Some(step) = examiner.next() {
                 match step {
-                    Step::Examine(bdev) => {
+                    Step::Examine(bdev, reading) => {
                         let guard = sync::lock(&update_lock);
                         modules.iter().for_each(|module| module.examine_config(&bdev));
                         drop(guard);
-                        for module in &modules {
-                            module.examine_disk(&bdev, Examination::new(&examiner, &bdev));
+                        for module in modules.iter().filter(|_| reading != Reading::No) {
+                            let is_requested = reading == Reading::Requested;
+                            module.examine_disk(&bdev, Examination::new(&examiner, &bdev, is_requested));
                         }
                     }
                     Step::Apply(Finding { apply, examination }) => {
@@ -210,9 +280,9 @@ impl Examiner {
                 state.busy = Some(finding.examination.bdev.clone());
                 return Some(Step::Apply(finding));
             }
-            if let Some(bdev) = state.waiting.pop_first() {
+            if let Some((bdev, reading)) = state.waiting.pop_first() {
                 state.busy = Some(bdev.clone());
-                return Some(Step::Examine(bdev));
+                return Some(Step::Examine(bdev, reading));
             }
             state = sync::wait(&self.changed, state);
         }

@@ -47,6 +47,7 @@ mod reload;
 mod rpc;
 mod saved_calls;
 mod sock;
+mod used_bdevs;
 
 pub use compatibility::Compatibility;
 pub use config::{ConfigError, ConfigFile};

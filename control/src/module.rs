@@ -53,6 +53,7 @@ pub trait Module: Send + Sync + Sized + 'static {
     /// their configuration. It must not block: it has the device read, and what was found is applied by
     /// [`Examination::finish`]. Dropping the examination ends it, which is the default. Claims of other
     /// modules are to be respected; methods do not wait for it, but `bdev_wait_for_examine` does.
+    /// It is not called for a device that a configuration uses which is being applied.
     fn examine_disk(&self, _bdev: &str, _examination: Examination) {}
 
     /// The metrics that it declares with [`metrics!`](crate::metrics!). Several modules may have one in

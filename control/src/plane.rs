@@ -1,6 +1,6 @@
 //! The control plane: modules in order, their methods, start-up stages and life cycle.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 
 use crate::RpcError;
 use crate::config::ConfigFile;
-use crate::examine::Examiner;
+use crate::examine::{Examiner, UsedBdevs};
 use crate::framework::{Framework, collect_reactors};
 use crate::jobs::Jobs;
 use crate::method::{BoundMethod, Catalog, StartupStage};
@@ -248,6 +248,12 @@ impl ControlPlane {
     /// keeps no update waiting.
     pub(crate) fn wait_for_examinations(&self) {
         self.examiner.wait_configured();
+    }
+
+    /// While what is returned exists, devices with these names are not read when they appear: a configuration
+    /// is being applied that uses them.
+    pub(crate) fn use_bdevs(&self, names: BTreeSet<String>) -> UsedBdevs {
+        self.examiner.use_bdevs(names)
     }
 
     /// The registered methods.

@@ -31,6 +31,7 @@ impl ConfigFile {
     /// Applies the difference between this configuration, which was applied before, and `new`. Returns what is in force
     /// now, for the next reload, and a line for each thing that was done or refused.
     pub fn reload(&self, new: &ConfigFile, plane: &ControlPlane) -> (ConfigFile, Vec<String>) {
+        let _used = plane.use_bdevs(new.used_bdevs());
         let before = RunningCalls::of(plane);
         let old = self.steps.iter().map(|step| WantedCall::old(plane, step)).collect();
         let wanted: Result<Vec<WantedCall<'_>>, RpcError> =

@@ -1,6 +1,6 @@
 //! The registry of block devices: names, claims and events. Control plane only.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
@@ -390,6 +390,21 @@ impl Registry {
     /// The devices that stand on a device.
     pub fn uppers(&self, base: &BlockDevice) -> Vec<Arc<BlockDevice>> {
         self.lock().uppers.get(&base.uuid()).into_iter().flatten().filter_map(Weak::upgrade).collect()
+    }
+
+    /// The devices that a device stands on, and these do, each once: those that are nearer first.
+    pub fn below(&self, device: &BlockDevice) -> Vec<Arc<BlockDevice>> {
+        let table = self.lock();
+        let mut below: Vec<Arc<BlockDevice>> = Vec::new();
+        let mut seen = BTreeSet::from([device.uuid()]);
+        let mut level = vec![device.uuid()];
+        while !level.is_empty() {
+            let bases = level.iter().filter_map(|uuid| table.bases.get(uuid)).flatten();
+            level = bases.copied().filter(|uuid| seen.insert(*uuid)).collect();
+            let names = level.iter().filter_map(|uuid| table.by_uuid.get(uuid));
+            below.extend(names.filter_map(|name| table.devices.get(name)).cloned());
+        }
+        below
     }
 
     /// Whether the device stands on other ones, or did.

@@ -207,7 +207,9 @@ impl Module for BdevModule {
             if let DeviceEvent::Registered(device) | DeviceEvent::Removed(device) = event
                 && auto_examine.load(Ordering::Relaxed)
             {
-                examiner.appeared(device.name());
+                let (uuid, aliases) = (device.uuid().to_string(), device.aliases());
+                let other_names = aliases.iter().map(String::as_str).chain([uuid.as_str()]);
+                examiner.appeared(device.name(), other_names);
             }
         }));
         Ok(())

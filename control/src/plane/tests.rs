@@ -93,7 +93,7 @@ fn a_module_that_panics_when_it_examines_keeps_no_method_waiting() {
     let builder = ControlPlane::builder(Vec::new()).module(&Arc::new(Panicking));
     let examiner = builder.examiner();
     let plane = builder.start(None).unwrap();
-    examiner.appeared("M");
+    examiner.appeared("M", []);
     examiner.wait();
     assert_eq!(plane.invoke("still_works", Value::Null).unwrap(), json!(true));
 }
@@ -108,7 +108,7 @@ fn modules_start_after_what_they_depend_on_and_stop_before() {
         .module(&Arc::new(Disks(recorder("disks"))));
     let examiner = builder.examiner();
     let plane = builder.start(None).unwrap();
-    examiner.appeared("M");
+    examiner.appeared("M", []);
     examiner.wait();
     plane.drain();
     plane.stop();
@@ -207,7 +207,7 @@ fn an_examination_waits_for_the_update() {
     let plane = builder.start(None).unwrap();
     let update = std::thread::spawn(move || plane.invoke("slow_update", Value::Null));
     has_entered.recv().unwrap();
-    examiner.appeared("M");
+    examiner.appeared("M", []);
     let (done, is_done) = channel();
     let waiting = examiner.clone();
     let wait = std::thread::spawn(move || {
@@ -223,6 +223,49 @@ fn an_examination_waits_for_the_update() {
     assert_eq!(log.lock().unwrap()[1], "disks M");
 }
 
+/// Notes which devices are read, and whether that was asked for.
+struct Reader(Mutex<Vec<String>>);
+
+impl Module for Reader {
+    const NAME: &'static str = "reader";
+
+    fn methods() -> Vec<Method<Reader>> {
+        Vec::new()
+    }
+
+    fn examine_disk(&self, bdev: &str, examination: Examination) {
+        let how = if examination.is_requested() { "requested" } else { "appeared" };
+        self.0.lock().unwrap().push(format!("{bdev} {how}"));
+    }
+}
+
+#[test]
+fn a_device_that_a_configuration_uses_is_read_only_on_request() {
+    let reader = Arc::new(Reader(Mutex::default()));
+    let builder = ControlPlane::builder(Vec::new()).module(&reader);
+    let examiner = builder.examiner();
+    let plane = builder.start(None).unwrap();
+    let used = plane.use_bdevs(["M", "store/volume", "E5E5"].map(str::to_string).into());
+    let again = plane.use_bdevs(["M".to_string()].into());
+    let read = |devices: &[(&str, &[&str])]| {
+        for (bdev, other_names) in devices {
+            examiner.appeared(bdev, other_names.iter().copied());
+            examiner.wait();
+        }
+        std::mem::take(&mut *reader.0.lock().unwrap())
+    };
+    let devices: [(&str, &[&str]); 4] =
+        [("M", &[]), ("N", &["store/volume"]), ("O", &["e5e5"]), ("P", &["p"])];
+    assert_eq!(read(&devices), ["P appeared"]);
+    examiner.request("M");
+    examiner.wait();
+    assert_eq!(read(&[]), ["M requested"]);
+    drop(used);
+    assert_eq!(read(&devices), ["N appeared", "O appeared", "P appeared"], "another configuration uses M");
+    drop(again);
+    assert_eq!(read(&devices[..1]), ["M appeared"]);
+}
+
 #[test]
 fn an_update_waits_for_the_examinations_of_earlier_ones() {
     let log = Arc::new(Mutex::new(Vec::new()));
@@ -234,11 +277,11 @@ fn an_update_waits_for_the_examinations_of_earlier_ones() {
     let plane = builder.start(None).unwrap();
     // The thread that examines is not as fast as a call.
     for number in 0..200 {
-        examiner.appeared(&format!("M{number}"));
+        examiner.appeared(&format!("M{number}"), []);
         plane.invoke("fast_update", json!({ "name": "f" })).unwrap();
         assert_eq!(log.lock().unwrap().last().unwrap(), &format!("disks M{number}"));
         // One with two parts looks for devices in its first one.
-        examiner.appeared(&format!("N{number}"));
+        examiner.appeared(&format!("N{number}"), []);
         let seen = plane.invoke("disks_last", json!({})).unwrap();
         assert_eq!(seen, format!("disks N{number}"));
     }
@@ -393,7 +436,7 @@ impl Module for Found {
     fn methods() -> Vec<Method<Found>> {
         vec![
             Method::update("disk_create", |found: &Found, _: NoParameters| {
-                found.examiner.appeared("disk");
+                found.examiner.appeared("disk", []);
                 Ok(true)
             }),
             Method::update("volume_export", |found: &Found, _: NoParameters| {

@@ -19,7 +19,7 @@ pub(super) fn methods() -> Vec<Method<BdevModule>> {
         Method::query("bdev_wait_for_examine", wait_for_examine)
             .text("Waits until every module has examined the block devices that appeared.", "true"),
         Method::query("bdev_examine", examine)
-            .text("Has every module examine a device, whether it was examined before or not.", "true")
+            .text("Has every module examine a device, whether it was examined before or not; also what was not read when it appeared: a device that a configuration uses, and stores of logical volumes in a volume.", "true")
             .errors(&[(RpcError::ENODEV, "there is no such bdev")]),
         Method::update("bdev_set_qos_limit", set_qos_limit)
             .text(
@@ -83,7 +83,7 @@ control::parameters! {
 
 fn examine(bdevs: &BdevModule, params: Examine) -> Result<bool, RpcError> {
     let device = bdevs.find(&params.name)?;
-    bdevs.examiner.appeared(device.name());
+    bdevs.examiner.request(device.name());
     bdevs.examiner.wait_for(device.name());
     Ok(true)
 }
