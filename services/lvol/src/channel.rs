@@ -1,5 +1,6 @@
 //! The channel of a volume on one core.
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
@@ -11,6 +12,7 @@ use dma::Data;
 use reactor::MailboxReceiver;
 use slots::{Slab, Slot};
 
+use crate::external_end::external_bytes_below;
 use crate::owner::OwnerMessage;
 use crate::shared::{ChannelMessage, ChannelSeat, PublishedUse, VolumeShared};
 use crate::volume_map::{ChangePiece, PieceSource, ReadPiece, Unusable, VolumeMap};
@@ -52,6 +54,8 @@ pub(crate) struct LvolChannel {
     /// Of the external snapshot, if data is there.
     external: BaseChannels,
     external_set: Arc<BaseSet>,
+    /// Of the metadata of an epoch: where the external snapshot ends for the volume.
+    external_limit: Cell<Option<(u64, u64)>>,
     whole: Slab<WholeRequest>,
     entries: Slab<Entry>,
     /// Places of `entries` for flushes that follow writes with FUA: one for each of `whole`.
@@ -186,6 +190,7 @@ impl LvolChannel {
             base,
             external,
             external_set,
+            external_limit: Cell::new(None),
             whole: Slab::with_capacity(depth.min(SLOTS_MAX)),
             entries: Slab::with_capacity((2 * depth.min(SLOTS_MAX / 4)).saturating_add(PIECES_MAX)),
             flush_places: depth.min(SLOTS_MAX / 4) as usize,
@@ -206,6 +211,19 @@ impl LvolChannel {
 
     fn map(&self) -> VolumeMap<'_> {
         VolumeMap { blobs: &self.in_use.published, blob: self.volume.blob }
+    }
+
+    /// The bytes that the external snapshot has for the volume, by the metadata in use.
+    fn external_limit(&self) -> u64 {
+        let (epoch, published) = (self.in_use.epoch(), &self.in_use.published);
+        match self.external_limit.get() {
+            Some((of, bytes)) if of == epoch => bytes,
+            _ => {
+                let bytes = external_bytes_below(published, self.volume.blob);
+                self.external_limit.set(Some((epoch, bytes)));
+                bytes
+            }
+        }
     }
 
     /// Places of the table for requests that begin, and their pieces.
@@ -239,8 +257,9 @@ impl LvolChannel {
         }
         let mut pieces = std::mem::take(&mut self.pieces);
         pieces.clear();
-        let external = &self.external_set;
-        let external_bytes = || external.base(0).map_or(u64::MAX, |base| base.device().geometry().bytes());
+        let (external, limit) = (&self.external_set, self.external_limit());
+        let external_bytes =
+            || external.base(0).map_or(u64::MAX, |base| base.device().geometry().bytes()).min(limit);
         let readable = self.map().pieces(offset, length, external_bytes, &mut pieces);
         let is_single = pieces.len() == 1;
         let returned = if let Err(why) = readable {

@@ -4,7 +4,8 @@ use bdev::InfoValue;
 use blobstore::{Blob, BlobId, BlobParent, BlobStore};
 use control::json::{Value, json};
 
-use crate::store::{LvolStore, Volume, external_text, low_space_clusters, name_of};
+use crate::chain_end::external_text;
+use crate::store::{LvolStore, Volume, low_space_clusters, name_of};
 
 /// Bytes of length, type and bit count before the bits of a mask.
 const MASK_HEADER_BYTES: u64 = 5;

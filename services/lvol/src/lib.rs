@@ -38,8 +38,10 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod chain_end;
 mod channel;
 mod describe;
+mod external_end;
 mod load;
 mod methods;
 mod module;

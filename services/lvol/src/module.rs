@@ -12,11 +12,12 @@ use control::{Examination, Method, Metric, MetricSamples, Module, RpcError};
 use reactor::ReactorHandle;
 use wire_blob::{PAGE_BYTES, SuperBlock};
 
+use crate::chain_end::{ChainEnd, chain_end, chain_ends, external_of};
 use crate::load::{LoadedStore, StoreLoads};
 use crate::owner::{self, device_of};
 use crate::shallow_copy::ShallowCopies;
 use crate::shared::StoreShared;
-use crate::store::{ChainEnd, LvolStore, STORE_TYPE, Volume, chain_end, chain_ends, external_of};
+use crate::store::{LvolStore, STORE_TYPE, Volume};
 use crate::volume::{LvolBdev, VolumeError, register};
 
 /// The first bytes of every blobstore.

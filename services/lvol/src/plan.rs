@@ -14,6 +14,7 @@ use block_io::{Op, Status, Tag};
 use dma::Data;
 use reactor::Core;
 
+use crate::external_end::external_bytes_of;
 use crate::shared::StoreShared;
 
 /// Bytes of a part of a copy.
@@ -142,8 +143,11 @@ impl StorePlan {
     }
 
     fn begin_copy(&mut self, id: u64, from: Vec<BlobSegment>, offset: u64) {
+        let published = self.shared.published();
         let external_bytes = |clone| {
-            self.shared.external(clone).map_or(u64::MAX, |external| external.device().geometry().bytes())
+            let there =
+                self.shared.external(clone).map_or(u64::MAX, |external| external.device().geometry().bytes());
+            there.min(external_bytes_of(&published, clone))
         };
         let parts = divide(from, offset, external_bytes);
         self.copies.insert(id, Copy { parts, in_progress: 0, has_failed: false });

@@ -16,8 +16,8 @@ use bdev::stacking::BaseBdev;
 use blobstore::{BlobId, BlobStore, ChangeId};
 use reactor::MailboxSender;
 
+use crate::chain_end::external_text;
 use crate::owner::OwnerMessage;
-use crate::store::external_text;
 
 /// No I/O in flight.
 const IDLE: u64 = u64::MAX;

@@ -11,9 +11,10 @@ use bdev::{
 use block_io::Op;
 use reactor::Core;
 
+use crate::chain_end::{chain_end, external_of};
 use crate::channel::{ALLOCATIONS_MAX, CLUSTERS_MAX, LvolChannel, LvolChannelParts, OpenSource};
 use crate::shared::VolumeShared;
-use crate::store::{LvolStore, Volume, chain_end, external_of};
+use crate::store::{LvolStore, Volume};
 
 /// The place of the external snapshot in its set.
 const EXTERNAL: usize = 0;

@@ -309,6 +309,47 @@ fn a_device_outside_can_become_the_parent() {
 }
 
 #[test]
+fn an_external_snapshot_that_grows_changes_no_clone() {
+    let program = Program::start();
+    let disk = program.add_store("disk", 64, MIB);
+    let outside = program.add_as("outside", Some(ESNAP_UUID), Device::new(2 * MIB), 512);
+    let params = json!({ "bdev": "outside", "lvs_name": "lvs", "clone_name": "e" });
+    program.call("bdev_lvol_clone_bdev", params);
+    program.create("v", 2, true);
+    program.call("bdev_lvol_set_parent_bdev", json!({ "lvol_name": "lvs/v", "parent_name": "outside" }));
+    for name in ["lvs/e", "lvs/v"] {
+        program.call("bdev_lvol_resize", json!({ "name": name, "size_in_mib": 5 }));
+    }
+    snapshot(&program, "lvs/v", "s");
+    program.call("bdev_lvol_clone", json!({ "snapshot_name": "lvs/s", "clone_name": "c" }));
+    {
+        let mut image = outside.image.lock().unwrap();
+        image.bytes = 5 * MIB;
+        image.write(0, &vec![7; 5 * MIB as usize]);
+    }
+    program.registry.notify_resized("outside").unwrap();
+    for name in ["lvs/e", "lvs/v", "lvs/s", "lvs/c"] {
+        assert_eq!(clusters(&program, name), [7, 7, 0, 0, 0], "{name}");
+    }
+    // Nor does a first write to a cluster copy what is behind the end.
+    program.write("lvs/e", 3 * MIB, vec![1; 512]).unwrap();
+    assert_eq!(program.read("lvs/e", 3 * MIB + 512, 512), vec![0; 512]);
+    // The clone gets the parent of a snapshot that is deleted.
+    program.call("bdev_lvol_delete", json!({ "name": "lvs/v" }));
+    program.call("bdev_lvol_delete", json!({ "name": "lvs/s" }));
+    assert_eq!(specific(&program, "lvs/c")["esnap_clone"], true);
+    program.end();
+    let program = Program::start();
+    program.add("disk", disk.image(), 512);
+    program.add_as("outside", Some(ESNAP_UUID), outside.image(), 512);
+    program.wait();
+    for name in ["lvs/e", "lvs/c"] {
+        assert_eq!(program.read(name, 2 * MIB, 4096), vec![0; 4096], "{name}");
+        assert_eq!(program.read(name, 2 * MIB - 512, 512), vec![7; 512], "{name}");
+    }
+}
+
+#[test]
 fn a_volume_that_is_an_external_snapshot_elsewhere_is_not_deleted() {
     let program = Program::start();
     program.add_store("disk", 64, MIB);

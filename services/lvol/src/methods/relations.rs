@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use blobstore::{Blob, BlobChange, BlobParent};
+use blobstore::{Blob, BlobChange, BlobId, BlobParent, ChangeError, Xattr};
 use control::{JobHandle, Method, RpcError};
 
 use super::volumes::{made, new_volume};
@@ -12,8 +12,10 @@ use super::{
     volume,
 };
 use crate::LvolModule;
+use crate::chain_end::external_text;
+use crate::external_end::{external_bytes_xattr, recorded_xattr};
 use crate::owner;
-use crate::store::{LvolStore, external_text};
+use crate::store::{LvolStore, Operation};
 use crate::volume::{LvolBdev, VolumeError, open_external};
 
 /// How often the progress of a job is reported.
@@ -73,7 +75,8 @@ fn snapshot(module: &LvolModule, params: SnapshotLvol) -> Result<Conclusion, Rpc
     }
     let (store, blob) = (found.store.clone(), found.volume.blob);
     let new = new_volume(module, &store, &[blob], &params.snapshot_name);
-    let (operation, uuid, xattrs) = new.map_err(no_operation)?;
+    let (operation, uuid, mut xattrs) = new.map_err(no_operation)?;
+    xattrs.extend(found.blob(recorded_xattr)?);
     let change = owner::begin(&store.shared, BlobChange::Snapshot { blob, xattrs });
     Ok(Box::new(move |module| {
         let outcome = change.wait().map_err(change_failed)?;
@@ -100,7 +103,8 @@ fn clone(module: &LvolModule, params: CloneLvol) -> Result<Conclusion, RpcError>
     }
     let (store, of) = (found.store.clone(), found.volume.blob);
     let new = new_volume(module, &store, &[of], &params.clone_name);
-    let (operation, uuid, xattrs) = new.map_err(no_operation)?;
+    let (operation, uuid, mut xattrs) = new.map_err(no_operation)?;
+    xattrs.extend(found.blob(recorded_xattr)?);
     let change = owner::begin(&store.shared, BlobChange::Clone { of, xattrs });
     Ok(Box::new(move |module| {
         let outcome = change.wait().map_err(change_failed)?;
@@ -120,11 +124,12 @@ control::parameters! {
     }
 }
 
-/// A bdev that is to be an external snapshot in a store: as it is named there, its clusters, and the open
+/// A bdev that is to be an external snapshot in a store: as it is named there, its clusters and bytes, and the open
 /// device, which stays open until volumes have opened it.
 struct External {
     name: Vec<u8>,
     clusters: u32,
+    bytes: u64,
     base: Arc<bdev::stacking::BaseBdev>,
 }
 
@@ -151,7 +156,7 @@ fn external(
     store.shared.add_external(&uuid, &base);
     let mut name = uuid.into_bytes();
     name.push(0);
-    Ok(External { name, clusters, base })
+    Ok(External { name, clusters, bytes, base })
 }
 
 fn clone_bdev(module: &LvolModule, params: CloneBdev) -> Result<Conclusion, RpcError> {
@@ -165,9 +170,10 @@ fn clone_bdev(module: &LvolModule, params: CloneBdev) -> Result<Conclusion, RpcE
         return Err(RpcError::new(RpcError::INVALID_PARAMS, message));
     }
     let new = new_volume(module, &store, &[], &params.clone_name);
-    let (operation, uuid, xattrs) = new.map_err(no_operation)?;
+    let (operation, uuid, mut xattrs) = new.map_err(no_operation)?;
     let alias = format!("{}/{}", params.lvs_name, params.clone_name);
-    let External { name, clusters, base } = external(module, &store, &device, &alias)?;
+    let External { name, clusters, bytes, base } = external(module, &store, &device, &alias)?;
+    xattrs.push(external_bytes_xattr(&name, bytes));
     let change = owner::begin(&store.shared, BlobChange::CloneExternal { name, clusters, xattrs });
     Ok(Box::new(move |module| {
         let _base = base;
@@ -275,6 +281,7 @@ fn set_parent(module: &LvolModule, params: SetParent) -> Result<Conclusion, RpcE
         }
     }
     let operation = store.operate(&[blob, parent], None).map_err(no_operation)?;
+    let record = above.blob(recorded_xattr)?;
     // What the snapshot reads from outside, the volume reads too.
     open_before(module, &found, above.device.module::<LvolBdev>().and_then(LvolBdev::external));
     let change = owner::begin(&store.shared, BlobChange::SetParent { blob, parent });
@@ -283,10 +290,17 @@ fn set_parent(module: &LvolModule, params: SetParent) -> Result<Conclusion, RpcE
         if result.is_ok() {
             operation.has_clone(parent);
         }
+        let result = result.and_then(|_| set_record(&operation, blob, record));
         module.stores.follow_chains(&store);
         result.map_err(change_failed)?;
         Ok(true.into())
     }))
+}
+
+/// Records in a volume where the external snapshot of its new parent ends.
+fn set_record(operation: &Operation, blob: BlobId, record: Option<Xattr>) -> Result<(), ChangeError> {
+    let Some(record) = record else { return Ok(()) };
+    operation.run(BlobChange::SetXattrs { blob, set: vec![record], remove: Vec::new() }).map(drop)
 }
 
 /// Opens the external snapshot that a volume is about to read, unless it reads another one until then.
@@ -331,13 +345,14 @@ fn set_parent_bdev(module: &LvolModule, params: SetParentBdev) -> Result<Conclus
         return Err(failed(EINVAL, "the volume is not thin"));
     }
     let operation = store.operate(&[blob], None).map_err(no_operation)?;
-    let External { name, base, .. } = external(module, &store, &device, &store.alias(&found.volume))?;
+    let External { name, bytes, base, .. } = external(module, &store, &device, &store.alias(&found.volume))?;
+    let record = Some(external_bytes_xattr(&name, bytes));
     store.set_on_external(blob, &device.uuid().to_string());
     open_before(module, &found, Some(device));
     let change = owner::begin(&store.shared, BlobChange::SetParentExternal { blob, name });
     Ok(Box::new(move |module| {
-        let (_operation, _base) = (operation, base);
-        let result = change.wait();
+        let (operation, _base) = (operation, base);
+        let result = change.wait().and_then(|_| set_record(&operation, blob, record));
         module.stores.follow_chains(&store);
         result.map_err(change_failed)?;
         Ok(true.into())

@@ -13,10 +13,9 @@ use super::{
     selected, volume, why_no_operation,
 };
 use crate::LvolModule;
+use crate::chain_end::{ChainEnd, chain_end, chain_ends};
 use crate::owner;
-use crate::store::{
-    ChainEnd, LvolStore, NoOperation, Operation, Volume, chain_end, chain_ends, name_xattr, uuid_xattr,
-};
+use crate::store::{LvolStore, NoOperation, Operation, Volume, name_xattr, uuid_xattr};
 use crate::volume::LvolBdev;
 
 const MIB: u64 = 1 << 20;
