@@ -4,8 +4,10 @@
     RINGBOLT=target/debug/ringbolt tests/interop/lvol_clients.py [CASE...]
     LVOL_KILLS=100 tests/interop/lvol_clients.py kills     # instead of 10
 
-In each round fio writes to a thin volume and to a clone, through its engine and NVMe/TCP, verifies what it wrote and
-flushes after each 8 writes, while snapshots and clones are made and deleted; then the server is killed. Who judges:
+`stops` ends the server with SIGTERM under load: its store is clean then.
+
+In each round of `kills` fio writes to a thin volume and to a clone, through its engine and NVMe/TCP, verifies what it wrote
+and flushes after each 8 writes, while snapshots and clones are made and deleted; then the server is killed. Who judges:
 
 - fio's log has each completed write. The block must have it afterwards: of this round, with fio's number of that write
   or of the next one, which was in flight. All other blocks are as they were.
@@ -470,7 +472,40 @@ def kills(server):
     assert found.keys() == state.volumes.keys(), found
 
 
-CASES = {"kills": kills}
+def stops(server):
+    """SIGTERM under load of two hosts, three times: the store is clean at once, for both judges, and opens again."""
+    for round_ in range(3):
+        rpc = Rpc(server.rpc_socket)
+        if round_ == 0:
+            rpc("bdev_lvol_create", lvs_name="lvs", lvol_name="other", size_in_mib=128, thin_provision=True)
+        port = server.serve(rpc, ["vol", "other"])
+        load = [RINGBOLT, "perf", "--rw=randwrite", "--bs=4k", "--iodepth=16", f"--runtime={STEP_SECONDS_MAX}", "--time_based"]
+        loads = [subprocess.Popen([*load, f"--filename=nvme+tcp://127.0.0.1:{port}/{NQN}?ns={nsid}"], stdout=subprocess.DEVNULL,
+                                  stderr=subprocess.DEVNULL) for nsid in (1, 2)]
+        try:
+            # Also with clusters that are written for the first time, as `other` has two thousand.
+            writes = lambda name: rpc("bdev_get_iostat", name=f"lvs/{name}")["bdevs"][0]["num_write_ops"]
+            deadline = time.monotonic() + STEP_SECONDS_MAX
+            while not all(writes(name) > 200 for name in ("vol", "other")):
+                assert time.monotonic() < deadline, "no writes"
+                time.sleep(0.01)
+            rpc.close()
+            started = time.monotonic()
+            server.end()
+            seconds = time.monotonic() - started
+        finally:
+            for process in loads:
+                process.kill()
+                process.wait()
+        check_disk(server.disk)
+        state = json.loads(run(READER, "list", server.disk, "--json"))
+        assert state["clean"], "the store is not clean"
+        allocated = {volume["name"]: volume["allocated_clusters"] for volume in state["volumes"]}
+        print(f"  stop {round_}: {seconds:.2f} s; clusters {allocated}", flush=True)
+        server.__init__(server.folder)
+
+
+CASES = {"kills": kills, "stops": stops}
 
 if __name__ == "__main__":
     sys.exit(serving.run_cases(CASES, Server))

@@ -3,10 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bdev::{BdevError, BlockDevice, ClaimType, Closing, DeviceEvent, DiskReader, Registry, Uuid};
-use blobstore::{BlobChange, OpenBlobStore, StoreFinding, StoreSeverity};
+use blobstore::{OpenBlobStore, StoreFinding, StoreSeverity};
 use control::json::{Value, json};
 use control::{Examination, Method, Metric, MetricSamples, Module, RpcError};
 use reactor::ReactorHandle;
@@ -24,15 +24,14 @@ use crate::volume::{LvolBdev, VolumeError, register};
 const SIGNATURE: &[u8] = b"SPDKBLOB";
 /// Lines of the log about one store; more are counted.
 const PROBLEMS_LOGGED_MAX: usize = 20;
-/// How long the end of the program waits for a store.
+/// How long the end of the program waits for the stores that it unloads together.
 const UNLOAD_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long it waits in all for volumes that are being closed. Those that are served are open for longer.
-const UNUSED_WAIT: Duration = Duration::from_millis(500);
 
 /// Logical volumes as a [`Module`]: stores are found on devices that appear, or created on them.
 pub struct LvolModule {
     reader: Option<DiskReader>,
     loads: StoreLoads,
+    unload_timeout: Duration,
     pub(crate) stores: Arc<LvolStores>,
 }
 
@@ -52,6 +51,16 @@ pub(crate) struct LvolStores {
 impl LvolModule {
     /// Finds stores on devices of `registry`, which are read on the first of the reactors.
     pub fn new(registry: Registry, reactors: &[ReactorHandle]) -> Arc<LvolModule> {
+        LvolModule::with_unload_timeout(registry, reactors, UNLOAD_TIMEOUT)
+    }
+
+    /// [`new`](Self::new), with the time that the end of the program waits for stores, 10 s by default: for all
+    /// whose devices are not volumes of other stores, and for each level of those that are.
+    pub fn with_unload_timeout(
+        registry: Registry,
+        reactors: &[ReactorHandle],
+        unload_timeout: Duration,
+    ) -> Arc<LvolModule> {
         let reader = reactors.first().map(|reactor| DiskReader::new(registry.clone(), reactor.clone()));
         let stores = Arc::new(LvolStores {
             registry,
@@ -61,7 +70,7 @@ impl LvolModule {
             next_reactor: AtomicUsize::new(0),
             copies: ShallowCopies::default(),
         });
-        Arc::new(LvolModule { reader, loads: StoreLoads::new(), stores })
+        Arc::new(LvolModule { reader, loads: StoreLoads::new(), unload_timeout, stores })
     }
 }
 
@@ -86,24 +95,25 @@ impl Module for LvolModule {
     fn start(&self) -> Result<(), RpcError> {
         let stores = Arc::downgrade(&self.stores);
         self.stores.registry.subscribe(Box::new(move |event| {
-            if let DeviceEvent::Removed(device) = event
-                && let Some(stores) = stores.upgrade()
-            {
-                stores.forget_base(device);
+            let Some(stores) = stores.upgrade() else { return };
+            match event {
+                DeviceEvent::Removed(device) => stores.forget_base(device),
+                DeviceEvent::Resized(_) | DeviceEvent::Registered(_) => {}
             }
         }));
         let Some(reader) = self.reader.clone() else { return Ok(()) };
         let (registry, stores) = (self.stores.registry.clone(), self.stores.clone());
         let adopt = move |loaded: LoadedStore, examination: Examination| {
             let stores = stores.clone();
-            examination.finish(move || stores.adopt(loaded));
+            let is_requested = examination.is_requested();
+            examination.finish(move || stores.adopt(loaded, is_requested));
         };
         self.loads.start(registry, reader, Box::new(adopt)).map_err(RpcError::internal)
     }
 
-    /// Unloads the stores, so that they are clean on their devices.
+    /// Unloads the stores, so that they are clean on their devices. Targets have disconnected their hosts.
     fn drain(&self) {
-        self.stores.unload_all();
+        self.stores.unload_all(self.unload_timeout);
     }
 
     /// The volumes go before the devices that they are on.
@@ -132,8 +142,15 @@ impl Module for LvolModule {
             return;
         }
         let queue = self.loads.queue();
+        let is_used = examination.is_requested() || self.stores.may_have_store(&device);
         reader.read(bdev, 0, PAGE_BYTES as u32 / block_size, move |read| match read {
-            Ok(page) if has_lvol_store(&page, examination.bdev()) => queue.push(examination),
+            Ok(page) if has_lvol_store(&page, examination.bdev()) && is_used => queue.push(examination),
+            Ok(page) if has_lvol_store(&page, examination.bdev()) => log::info!(
+                target: "lvol",
+                "{name} is on a logical volume and has a store of its own, which is not used: a user of the volume may \
+                 have written it; bdev_examine has it used, now and at each start",
+                name = examination.bdev()
+            ),
             Ok(_) => {}
             Err(error) => log::debug!(target: "lvol", "{} is not examined: {error}", examination.bdev()),
         });
@@ -219,7 +236,7 @@ impl LvolStores {
     }
 
     /// Uses a store that was loaded, unless it is there already.
-    fn adopt(&self, loaded: LoadedStore) {
+    fn adopt(&self, loaded: LoadedStore, is_requested: bool) {
         let LoadedStore { base, is_writable, blobs } = loaded;
         let device = base.device().clone();
         if device.is_removed() {
@@ -272,6 +289,9 @@ impl LvolStores {
         let access = if is_writable { "" } else { ", which are read-only here" };
         log::info!(target: "lvol", "{title} has {} volumes{access}", volumes.len());
         log_findings(&title, &findings, &problems);
+        if is_requested {
+            self.mark_volumes_below(&device);
+        }
         for volume in &volumes {
             self.register(&store, volume);
         }
@@ -442,59 +462,6 @@ impl LvolStores {
             }
         }
         Closing::removed(removed).wait().is_ok()
-    }
-
-    /// Unloads all stores, those on volumes of others first, but none of which a volume is open: its hosts are
-    /// connected until the reactors stop, and would get errors for what they write until then.
-    fn unload_all(&self) {
-        let end = Instant::now() + UNUSED_WAIT;
-        let mut left = self.all();
-        while !left.is_empty() {
-            let (used, unused): (Vec<_>, Vec<_>) =
-                left.into_iter().partition(|store| self.open_volume(store).is_some());
-            unused.iter().for_each(|store| self.unload(store));
-            left = used;
-            let wait = end.saturating_duration_since(Instant::now());
-            if unused.is_empty() {
-                let Some(device) = left.first().and_then(|store| self.open_volume(store)) else { continue };
-                if wait.is_zero() {
-                    break;
-                }
-                device.wait_unused(wait);
-            }
-        }
-        for store in left {
-            let name = store.name();
-            log::info!(target: "lvol", "the logical volume store {name} is not unloaded, as volumes of it are open");
-        }
-    }
-
-    /// A volume of a store that is open, as when it is served.
-    fn open_volume(&self, store: &Arc<LvolStore>) -> Option<Arc<BlockDevice>> {
-        let volumes = store.volumes();
-        let mut devices = volumes.iter().filter_map(|volume| self.device(store, volume));
-        devices.find(|device| device.open_count() > 0)
-    }
-
-    fn unload(&self, store: &Arc<LvolStore>) {
-        store.begin_removal();
-        let is_closed = self.close_volumes(store);
-        let name = store.name();
-        if is_closed && store.shared.is_writable() {
-            let unload = owner::begin(&store.shared, BlobChange::Unload);
-            match unload.wait_for(UNLOAD_TIMEOUT) {
-                Some(Ok(_)) => {}
-                Some(Err(error)) => {
-                    log::warn!(target: "lvol", "the logical volume store {name} is not unloaded: {error}");
-                }
-                None => {
-                    log::warn!(target: "lvol", "the unloading of the logical volume store {name} takes too long")
-                }
-            }
-        } else if !is_closed {
-            log::warn!(target: "lvol", "the logical volume store {name} is not unloaded: volumes are in use");
-        }
-        store.close(UNLOAD_TIMEOUT);
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<Uuid, Arc<LvolStore>>> {

@@ -181,6 +181,7 @@ pub(crate) fn start(
             last_look_ns: 0,
             is_pause_due: false,
             is_closing: false,
+            is_unloading: false,
             is_ended: false,
         };
         owner.follow_limit();
@@ -215,6 +216,8 @@ struct StoreOwner {
     /// Writes may have ended.
     is_pause_due: bool,
     is_closing: bool,
+    /// No first write to a cluster begins any more.
+    is_unloading: bool,
     is_ended: bool,
 }
 
@@ -251,9 +254,12 @@ impl StoreOwner {
         match message {
             OwnerMessage::Begin { handle, .. } if self.is_closing => handle.end(Err(ChangeError::Broken)),
             OwnerMessage::Begin { change, handle } => {
+                self.is_unloading |= matches!(change, BlobChange::Unload);
                 let id = store.begin(change);
                 self.changes.insert(id, handle);
             }
+            // The program ends: an error would be taken for one of the volume.
+            OwnerMessage::Allocate { .. } | OwnerMessage::Release { .. } if self.is_unloading => {}
             OwnerMessage::Allocate { seat, index, .. } | OwnerMessage::Release { seat, index, .. }
                 if self.is_closing =>
             {

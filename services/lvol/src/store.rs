@@ -21,6 +21,8 @@ const NAME_BYTES_MAX: usize = 63;
 pub(crate) const LOW_SPACE_PERCENT: u32 = 10;
 /// The attribute of a store with its limit of free clusters: a C string with the percent.
 const LOW_SPACE_XATTR: &[u8] = b"low_space_percent";
+/// The attribute of a volume in which a store of its own is found at each start: a C string that says so.
+const NESTED_STORE_XATTR: &[u8] = b"nested_store";
 /// How long the removal of a store waits for operations on its volumes. These have ends of their own.
 const OPERATIONS_WAIT: Duration = Duration::from_secs(3600);
 
@@ -384,6 +386,16 @@ pub(crate) fn uuid_xattr(uuid: Uuid) -> Xattr {
 /// The attribute with the limit of free clusters, in percent.
 pub(crate) fn low_space_xattr(percent: u32) -> Xattr {
     Xattr { name: LOW_SPACE_XATTR.to_vec(), value: format!("{percent}\0").into_bytes() }
+}
+
+/// The attribute of a volume in which stores are found.
+pub(crate) fn nested_store_xattr() -> Xattr {
+    Xattr { name: NESTED_STORE_XATTR.to_vec(), value: b"1\0".to_vec() }
+}
+
+/// Whether an operator has made a store in the volume, or has asked for one.
+pub(crate) fn has_nested_store(volume: &Blob) -> bool {
+    text_of(volume, NESTED_STORE_XATTR).is_some()
 }
 
 fn low_space_of(super_blob: &Blob) -> Option<u32> {

@@ -5,8 +5,11 @@ mod rig;
 #[path = "../../blobstore/tests/support/mod.rs"]
 mod support;
 
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
 use bdev::Access;
-use block_io::{Op, Status};
+use block_io::{Channel, Op, Status, Tag};
 use control::json::{Value, json};
 use rig::{ESNAP_UUID, Program};
 use support::Device;
@@ -361,22 +364,96 @@ fn a_store_on_a_volume_of_another_is_unloaded_first() {
     program.call("bdev_lvol_delete_lvstore", json!({ "lvs_name": "lvs" }));
 }
 
-/// Hosts are connected until the reactors stop, which is after the modules were drained.
+/// As when a mirror is on it, or a target could not disconnect its hosts in time.
 #[test]
-fn a_volume_that_is_served_at_the_end_is_written_until_it_is_closed() {
-    let program = Program::start();
+fn a_store_is_clean_after_the_end_although_a_volume_of_it_is_open() {
+    let program = Program::start_on(2);
     let disk = program.add_store("disk", 64, MIB);
     program.create("served", 4, true);
-    let served = program.registry.open("lvs/served", Access::ReadOnly).unwrap();
+    program.write("lvs/served", 0, vec![6; 4096]).unwrap();
+    let served = program.registry.open("lvs/served", Access::ReadWrite).unwrap();
     program.plane.drain();
-    // A first write to a cluster, which the owner of the store has a part in.
-    program.write("lvs/served", MIB, vec![7; 4096]).unwrap();
-    drop(served);
+    assert!(disk.image().load(false).unwrap().super_block().clean);
+    program.write("lvs/served", 4096, vec![7; 4096]).unwrap();
+    assert_eq!(program.read("lvs/served", 0, 8192), [vec![6; 4096], vec![7; 4096]].concat());
+    // A first write to a cluster neither fails nor makes the store unclean.
+    let in_flight = move |core: &reactor::Core| {
+        let mut channel = served.channel(core).unwrap();
+        let mut request = bdev::Request::new(Tag(0), Op::Write, MIB / 512, 8);
+        request.set_data(Some(core.pool().take_data(4096).unwrap()));
+        channel.submit(&mut vec![request]);
+        let mut completed = Vec::new();
+        let end = std::time::Instant::now() + Duration::from_millis(50);
+        while std::time::Instant::now() < end {
+            channel.poll(&mut completed);
+        }
+        (completed.len(), channel.outstanding())
+    };
+    // The owner of the store is on the other core.
+    assert_eq!(program.reactors.handles()[1].call(in_flight).unwrap(), (0, 1));
     let image = disk.image();
-    assert!(!image.load(false).unwrap().super_block().clean);
+    assert!(image.load(false).unwrap().super_block().clean);
     let program = Program::start();
     program.add("disk", image, 512);
-    assert_eq!(program.read("lvs/served", MIB, 4096), vec![7; 4096]);
+    assert_eq!(program.read("lvs/served", 4096, 4096), vec![7; 4096]);
+    assert_eq!(program.read("lvs/served", MIB, 4096), vec![0; 4096]);
+}
+
+#[test]
+fn a_device_that_does_not_answer_does_not_keep_the_end_nor_other_stores() {
+    let program = Program::start_with_unload_timeout(Duration::from_millis(200));
+    let disk = program.add_store("disk", 64, MIB);
+    let params = json!({ "bdev_name": "good", "lvs_name": "good", "cluster_sz": MIB });
+    let good = program.add_with("good", None, Device::new(64 << 20), 512, 64, false);
+    program.call("bdev_lvol_create_lvstore", params);
+    program.create("v", 4, true);
+    disk.answers.store(false, Ordering::Release);
+    program.plane.drain();
+    assert!(good.image().load(false).unwrap().super_block().clean);
+    assert!(!disk.image().load(false).unwrap().super_block().clean);
+    disk.answers.store(true, Ordering::Release);
+}
+
+/// What hosts write to a volume is not the server's, whatever it looks like.
+#[test]
+fn a_store_that_a_host_has_written_into_a_volume_is_used_only_on_request() {
+    let program = Program::start();
+    let disk = program.add_store("disk", 64, MIB);
+    program.create("served", 32, true);
+    let host = Program::start();
+    let written = host.add_store("disk", 16, MIB);
+    host.call("bdev_lvol_rename_lvstore", json!({ "old_name": "lvs", "new_name": "inner" }));
+    host.end();
+    let mut content = vec![0; 16 << 20];
+    written.image().read(0, &mut content);
+    for (index, part) in content.chunks(MIB as usize).enumerate() {
+        program.write("lvs/served", index as u64 * MIB, part.to_vec()).unwrap();
+    }
+    program.end();
+    let names = |program: &Program| {
+        let mut names: Vec<Value> = program.stores().iter().map(|store| store["name"].clone()).collect();
+        names.sort_by_key(Value::to_string);
+        names
+    };
+    let program = Program::start();
+    let again = program.add("disk", disk.image(), 512);
+    program.wait();
+    assert_eq!(names(&program), ["lvs"]);
+    assert_eq!(bdev(&program, "lvs/served")["claimed"], false);
+    // Nor is one on a device that stands on the volume.
+    let params = json!({ "base_bdev_name": "lvs/served", "name": "upper" });
+    program.call("bdev_passthru_create", params);
+    program.wait();
+    assert_eq!(names(&program), ["lvs"]);
+    program.call("bdev_passthru_delete", json!({ "name": "upper" }));
+    program.call("bdev_examine", json!({ "name": "lvs/served" }));
+    assert_eq!(names(&program), ["inner", "lvs"]);
+    program.end();
+    // It was asked for: that is in the store.
+    let program = Program::start();
+    program.add("disk", again.image(), 512);
+    program.wait();
+    assert_eq!(names(&program), ["inner", "lvs"]);
 }
 
 #[test]

@@ -188,6 +188,7 @@ fn make(
         let store = Arc::new(store.map_err(|error| failed(EIO, error))?);
         store.set_closed(closed.clone());
         module.stores.insert(&store).map_err(|why| failed(EEXIST, why.unwrap_or_default()))?;
+        module.stores.mark_volumes_below(base.device());
         Ok(store)
     });
     let store = made.inspect_err(|_| _ = owner::close(&shared, &closed, CLOSE_TIMEOUT))?;

@@ -15,7 +15,7 @@ use block_io::{Channel, Op, RequestFlags, Status, Tag};
 use control::json::{Value, json};
 use control::{ControlPlane, RpcError};
 use lvol::LvolModule;
-use reactor::{Core, Reactors};
+use reactor::{Core, ReactorHandle, Reactors};
 use sha2::{Digest, Sha256};
 
 use crate::support::Device;
@@ -166,13 +166,24 @@ impl Program {
 
     /// With this many cores.
     pub(crate) fn start_on(cores: u32) -> Program {
+        Program::start_with(cores, LvolModule::new)
+    }
+
+    /// On one core, with the time that the end waits for stores.
+    pub(crate) fn start_with_unload_timeout(timeout: Duration) -> Program {
+        Program::start_with(1, |registry, reactors| {
+            LvolModule::with_unload_timeout(registry, reactors, timeout)
+        })
+    }
+
+    fn start_with(cores: u32, module: impl FnOnce(Registry, &[ReactorHandle]) -> Arc<LvolModule>) -> Program {
         let cpus = os::CpuSet::new((0..cores).collect()).unwrap();
         let config = reactor::ReactorConfig { cpus, pin: false, ..reactor::ReactorConfig::default() };
         let reactors = Reactors::start(&config).unwrap();
         let registry = Registry::new();
         let builder = ControlPlane::builder(Vec::new());
         let bdevs = BdevModule::new(registry.clone(), builder.examiner());
-        let lvols = LvolModule::new(registry.clone(), reactors.handles());
+        let lvols = module(registry.clone(), reactors.handles());
         let plane = builder.module(&bdevs).module(&lvols).start(None).unwrap();
         Program { plane, registry, reactors }
     }
