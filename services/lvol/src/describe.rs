@@ -30,6 +30,7 @@ impl LvolStore {
             "cluster_size": layout.cluster_bytes,
             "max_growable_size": clusters_max.saturating_mul(cluster_bytes),
             "low_space_percent": percent,
+            "is_read_only": !self.shared.is_writable(),
             "is_low_on_space": free < low_space_clusters(percent, blobs.data_clusters()),
         })
     }
@@ -47,6 +48,7 @@ impl LvolStore {
             "is_clone": relations.snapshot.is_some(),
             "is_esnap_clone": relations.external.is_some(),
             "is_degraded": is_degraded,
+            "is_read_only": relations.is_read_only || !self.shared.is_writable(),
             "num_allocated_clusters": relations.allocated_clusters,
             "lvs": { "name": self.name(), "uuid": self.uuid.to_string() },
         })
@@ -82,6 +84,7 @@ impl LvolStore {
 /// What methods report of a volume.
 struct Relations<'a> {
     is_thin: bool,
+    is_read_only: bool,
     allocated_clusters: u32,
     clones: &'a [BlobId],
     snapshot: Option<BlobId>,
@@ -93,6 +96,7 @@ impl Relations<'_> {
         let (id, blob) = (blob, blobs.blob(blob));
         Relations {
             is_thin: blob.is_some_and(Blob::is_thin),
+            is_read_only: blob.is_some_and(Blob::is_read_only),
             allocated_clusters: blob.map_or(0, |blob| blob.clusters().allocated()),
             clones: blobs.clones(id),
             snapshot: match blob.map(Blob::parent) {

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, Weak};
 
 use bdev::stacking::BaseBdev;
 use bdev::{Access, BdevError, ClaimType, DiskReadError, DiskReader, Registry};
-use blobstore::{BlobStore, BlobStoreLoader, LoadOptions};
+use blobstore::{BlobStore, BlobStoreLoader, LoadError, LoadOptions};
 use block_io::Op;
 use control::Examination;
 
@@ -177,7 +177,16 @@ impl LoadWorker {
             Ok(blobs) => (self.adopt)(LoadedStore { base, is_writable, blobs }, examination),
             Err(failure) => {
                 let cause = error.map_or(String::new(), |error| format!(": {error}"));
-                log::warn!(target: "lvol", "the logical volume store on {name} is not used: {failure}{cause}");
+                let what_to_do = match &failure {
+                    LoadError::DeviceTooSmall { .. } => {
+                        "; extend the device, and its volumes are there again"
+                    }
+                    _ => "",
+                };
+                log::warn!(
+                    target: "lvol",
+                    "the logical volume store on {name} is not used: {failure}{cause}{what_to_do}"
+                );
             }
         }
     }

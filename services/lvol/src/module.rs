@@ -98,7 +98,8 @@ impl Module for LvolModule {
             let Some(stores) = stores.upgrade() else { return };
             match event {
                 DeviceEvent::Removed(device) => stores.forget_base(device),
-                DeviceEvent::Resized(_) | DeviceEvent::Registered(_) => {}
+                DeviceEvent::Resized(device) => stores.base_resized(device),
+                DeviceEvent::Registered(_) => {}
             }
         }));
         let Some(reader) = self.reader.clone() else { return Ok(()) };
@@ -447,6 +448,25 @@ impl LvolStores {
             store.begin_removal();
             owner::begin_close(&store.shared);
             store.base.release();
+        }
+    }
+
+    /// Says in the log that a device has become smaller than the store on it.
+    fn base_resized(&self, device: &Arc<BlockDevice>) {
+        let Some(store) = self.all().into_iter().find(|store| Arc::ptr_eq(store.base.device(), device))
+        else {
+            return;
+        };
+        let published = store.shared.published();
+        let (bytes, needed) = (device.geometry().bytes(), published.super_block().size_bytes.unwrap_or(0));
+        if bytes < needed {
+            let name = store.name();
+            log::error!(
+                target: "lvol",
+                "{} has {bytes} bytes now, and the logical volume store {name} on it has {needed}: what is beyond \
+                 fails, and the store cannot be loaded again: extend the device to {needed} bytes",
+                device.name()
+            );
         }
     }
 

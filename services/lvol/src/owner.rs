@@ -30,6 +30,8 @@ const MESSAGES_A_TURN: usize = 256;
 /// How often it is looked whether channels use older metadata: a look interrupts all cores, and what waits
 /// for it is only space that was freed.
 const LOOK_NS: u64 = 500_000;
+/// How often the log says that there are no metadata pages left.
+const NO_PAGES_LOG_NS: u64 = 600_000_000_000;
 
 /// A message to the owner.
 pub(crate) enum OwnerMessage {
@@ -179,6 +181,7 @@ pub(crate) fn start(
             pausing: Vec::new(),
             look_at_ns: None,
             last_look_ns: 0,
+            no_pages_log_ns: 0,
             is_pause_due: false,
             is_closing: false,
             is_unloading: false,
@@ -213,6 +216,8 @@ struct StoreOwner {
     has_cache: bool,
     look_at_ns: Option<u64>,
     last_look_ns: u64,
+    /// When the log may say again that there are no metadata pages left.
+    no_pages_log_ns: u64,
     /// Writes may have ended.
     is_pause_due: bool,
     is_closing: bool,
@@ -287,14 +292,20 @@ impl StoreOwner {
         }
     }
 
-    fn take_events(&mut self) -> usize {
+    fn take_events(&mut self, now_ns: u64) -> usize {
         let mut count = 0;
         // Before those are answered who have changed it.
         self.shared.set_free_clusters(self.plan.store.free_clusters());
         while let Some(event) = self.plan.store.next_event() {
             count += 1;
             match event {
-                StoreEvent::Done { change, result } => self.change_ended(change, result),
+                StoreEvent::Done { change, result } => {
+                    if matches!(result, Err(ChangeError::NoPages)) && now_ns >= self.no_pages_log_ns {
+                        self.no_pages_log_ns = now_ns + NO_PAGES_LOG_NS;
+                        self.warn_of_pages();
+                    }
+                    self.change_ended(change, result);
+                }
                 StoreEvent::Published { epoch } => {
                     let published = self.plan.store.published().clone();
                     self.shared.publish(epoch, published);
@@ -340,9 +351,7 @@ impl StoreOwner {
 
     fn warn_of_space(&self, free: u32) {
         let Some((percent, total)) = self.limit else { return };
-        let published = self.plan.store.published();
-        let super_blob = published.super_block().super_blob.and_then(|id| published.blob(id));
-        let name = super_blob.and_then(name_of).unwrap_or_default();
+        let (name, published) = (self.store_name(), self.plan.store.published());
         let mib = (u64::from(free) * u64::from(published.layout().cluster_bytes)) >> 20;
         log::warn!(
             target: "lvol",
@@ -351,6 +360,24 @@ impl StoreOwner {
              extend the device and call bdev_lvol_grow_lvstore",
             self.device.name()
         );
+    }
+
+    fn warn_of_pages(&self) {
+        let pages = self.plan.store.published().layout().pages;
+        log::warn!(
+            target: "lvol",
+            "the logical volume store {} on {} has no free metadata page of {pages}: new volumes, snapshots and \
+             clones, and first writes to thin volumes, fail with no space left: delete volumes or snapshots, or move \
+             to a store that was created with a larger num_md_pages_per_cluster_ratio",
+            self.store_name(),
+            self.device.name()
+        );
+    }
+
+    fn store_name(&self) -> String {
+        let published = self.plan.store.published();
+        let super_blob = published.super_block().super_blob.and_then(|id| published.blob(id));
+        super_blob.and_then(name_of).unwrap_or_default()
     }
 
     fn change_ended(&mut self, change: ChangeId, result: Result<ChangeOutcome, ChangeError>) {
@@ -432,7 +459,7 @@ impl StoreOwner {
         }
         count += self.plan.turn();
         count += self.runner.turn(&mut self.plan);
-        count += self.take_events();
+        count += self.take_events(now_ns);
         count += self.look(now_ns);
         count
     }

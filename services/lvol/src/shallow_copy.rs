@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use bdev::{Access, AsyncChannel, BdevError, BlockDevice, Descriptor};
+use block_io::Status;
 use reactor::Core;
 
 use crate::module::LvolStores;
@@ -44,8 +45,12 @@ pub(crate) enum CopyEnd {
     Invalid,
     /// Another operation on the volume was under way.
     Busy,
-    /// A device failed.
-    Io,
+    /// The volume could not be read.
+    Source(Status),
+    /// The destination could not be written.
+    Destination(Status),
+    /// The core has stopped, or has no memory or task left.
+    Core,
 }
 
 /// Why a copy does not begin.
@@ -170,14 +175,15 @@ impl LvolStores {
             _operation: operation,
         };
         let reactor = self.next_reactor().ok_or(CopyRefused::NoReactor)?;
+        let of_task = copy.clone();
         let start = move |core: &Core| {
-            let (core, of_task) = (core.clone(), core.clone());
-            if !core.spawn(async move { task.run(of_task).await }) {
-                log::warn!(target: "lvol", "the core has no task left for a shallow copy");
+            let run = task.run(core.clone());
+            if !core.spawn(run) {
+                of_task.end(CopyEnd::Core);
             }
         };
         if reactor.post(start).is_err() {
-            copy.end(CopyEnd::Io);
+            copy.end(CopyEnd::Core);
         }
         Ok(id)
     }
@@ -193,20 +199,17 @@ impl LvolStores {
 
 impl CopyTask {
     async fn run(self, core: Core) {
-        let end = match self.copy_all(&core).await {
-            Some(()) => CopyEnd::Complete,
-            None => CopyEnd::Io,
-        };
+        let end = self.copy_all(&core).await.err().unwrap_or(CopyEnd::Complete);
         let copy = self.copy.clone();
         // The claims end before the end is known.
         drop(self);
         copy.end(end);
     }
 
-    /// `None` after an error of a device.
-    async fn copy_all(&self, core: &Core) -> Option<()> {
-        let from = AsyncChannel::new(core, self.source.channel(core).ok()?);
-        let to = AsyncChannel::new(core, self.destination.channel(core).ok()?);
+    async fn copy_all(&self, core: &Core) -> Result<(), CopyEnd> {
+        let open = |device: &Descriptor| device.channel(core).map_err(|_| CopyEnd::Core);
+        let from = AsyncChannel::new(core, open(&self.source)?);
+        let to = AsyncChannel::new(core, open(&self.destination)?);
         let from_block = u64::from(self.source.device().geometry().block_size);
         let to_block = u64::from(self.destination.device().geometry().block_size);
         for index in &self.clusters {
@@ -219,15 +222,18 @@ impl CopyTask {
                     core.sleep_ns(1_000_000).await;
                     buffer = core.pool().take(bytes as usize);
                 }
-                let buffer = from.read((start + at) / from_block, buffer?).await.ok()?;
-                to.write((start + at) / to_block, buffer).await.ok()?;
+                let Some(buffer) = buffer else { return Err(CopyEnd::Core) };
+                let read = from.read((start + at) / from_block, buffer).await;
+                let buffer = read.map_err(|(status, _)| CopyEnd::Source(status))?;
+                let written = to.write((start + at) / to_block, buffer).await;
+                written.map_err(|(status, _)| CopyEnd::Destination(status))?;
                 at += bytes;
             }
             self.copy.copied.fetch_add(1, Ordering::Relaxed);
         }
         if to.device().supports(block_io::Op::Flush) {
-            to.flush().await.ok()?;
+            to.flush().await.map_err(CopyEnd::Destination)?;
         }
-        Some(())
+        Ok(())
     }
 }

@@ -401,9 +401,12 @@ fn a_shallow_copy_has_the_clusters_of_a_volume_itself() {
     assert_eq!(id, 2, "a failed start uses an id");
     let state = check(&id).unwrap();
     assert_eq!((&state["state"], &state["error"]), (&json!("error"), &json!("Operation not permitted")));
+    assert!(state["reason"].as_str().unwrap().contains("bdev_lvol_set_read_only"), "{state}");
     assert_eq!(check(&id).unwrap_err().code, -19);
     program.call("bdev_lvol_set_read_only", json!({ "name": "lvs/v" }));
-    assert_eq!(check(&start("small").unwrap()).unwrap()["error"], "Invalid argument");
+    let state = check(&start("small").unwrap()).unwrap();
+    assert_eq!(state["error"], "Invalid argument");
+    assert!(state["reason"].as_str().unwrap().contains("as many bytes"), "{state}");
     let id = start("to").unwrap();
     let end = Instant::now() + Duration::from_secs(30);
     let state = loop {

@@ -303,20 +303,21 @@ fn store_row(store: &Value) -> [String; 5] {
     let (total, free) = (number("total_data_clusters"), number("free_clusters"));
     let cluster = format!("{}k", number("cluster_size") >> 10);
     let used = format!("{} of {total}", total - free.min(total));
-    [text(&store["name"]), used, cluster, "store".into(), text(&store["base_bdev"])]
+    let kind = if store["is_read_only"] == true { "store read-only" } else { "store" };
+    [text(&store["name"]), used, cluster, kind.into(), text(&store["base_bdev"])]
 }
 
 fn volume_row(lvol: &Value) -> [String; 5] {
     let kinds = [
-        ("is_thin_provisioned", "thin"),
         ("is_snapshot", "snapshot"),
         ("is_clone", "clone"),
         ("is_esnap_clone", "external-clone"),
+        ("is_read_only", "read-only"),
         ("is_degraded", "degraded"),
     ];
-    let kinds: Vec<&str> =
-        kinds.iter().filter(|(key, _)| lvol[*key] == true).map(|(_, kind)| *kind).collect();
-    let kind = if kinds.is_empty() { "thick".into() } else { kinds.join(" ") };
+    let allocation = if lvol["is_thin_provisioned"] == true { "thin" } else { "thick" };
+    let marks = kinds.iter().filter(|(key, _)| lvol[*key] == true).map(|(_, kind)| *kind);
+    let kind = std::iter::once(allocation).chain(marks).collect::<Vec<&str>>().join(" ");
     [
         text(&lvol["alias"]),
         text(&lvol["num_allocated_clusters"]),
@@ -329,6 +330,17 @@ fn volume_row(lvol: &Value) -> [String; 5] {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_volume_is_listed_with_what_it_is() {
+        let marks = |lvol: Value| volume_row(&lvol)[3].clone();
+        assert_eq!(marks(json!({})), "thick");
+        assert_eq!(marks(json!({ "is_thin_provisioned": true, "is_clone": true })), "thin clone");
+        let snapshot = json!({ "is_snapshot": true, "is_read_only": true, "is_degraded": true });
+        assert_eq!(marks(snapshot), "thick snapshot read-only degraded");
+        assert_eq!(store_row(&json!({ "is_read_only": true }))[3], "store read-only");
+        assert_eq!(store_row(&json!({ "is_read_only": false }))[3], "store");
+    }
 
     #[test]
     fn a_volume_is_named_with_its_store() {

@@ -3,7 +3,7 @@
 use control::json::{Value, json};
 use control::{Method, RpcError};
 
-use super::{EBUSY, EINVAL, EIO, ENODEV, EPERM, NO_VOLUME, NOT_MADE, failed, refused, volume};
+use super::{EBUSY, EINVAL, EIO, ENODEV, EPERM, Errno, NO_VOLUME, NOT_MADE, failed, refused, volume};
 use crate::LvolModule;
 use crate::shallow_copy::{CopyEnd, CopyRefused};
 
@@ -18,7 +18,7 @@ pub(super) fn methods() -> Vec<Method<LvolModule>> {
         Method::query("bdev_lvol_check_shallow_copy", check)
             .text(
                 "Reports the state of a copy; one that has ended is reported once.",
-                "object with `state` (`in progress`, `complete`, `error`), clusters, and the error",
+                "object with `state` (`in progress`, `complete`, `error`), clusters, `error`, and its `reason`",
             )
             .errors(&[(RpcError::ENODEV, "there is no such copy, or its end was reported")]),
     ]
@@ -42,7 +42,9 @@ fn start(module: &LvolModule, params: StartShallowCopy) -> Result<Value, RpcErro
             CopyRefused::NoDestination => {
                 failed(ENODEV, format!("no bdev is called {}", params.dst_bdev_name))
             }
-            CopyRefused::Destination(error) => failed(EPERM, error),
+            CopyRefused::Destination(error) => {
+                failed(EPERM, format!("{error}; the copy needs a bdev that nothing else has open"))
+            }
             CopyRefused::Source(error) => failed(EIO, error),
             CopyRefused::NoReactor => failed(EIO, "there is no reactor"),
         })?;
@@ -61,21 +63,44 @@ fn check(module: &LvolModule, params: CheckShallowCopy) -> Result<Value, RpcErro
     let status =
         status.ok_or_else(|| refused(ENODEV, format!("there is no copy {}", params.operation_id)))?;
     let mut object = json!({ "copied_clusters": status.copied, "total_clusters": status.total });
-    let error = match status.end {
-        None => {
-            object["state"] = "in progress".into();
-            return Ok(object);
+    object["state"] = match status.end {
+        None => "in progress".into(),
+        Some(CopyEnd::Complete) => "complete".into(),
+        Some(end) => {
+            let (errno, what) = why_failed(end);
+            // SPDK's clients compare it.
+            object["error"] = errno.1.into();
+            object["reason"] = what.into();
+            "error".into()
         }
-        Some(CopyEnd::Complete) => {
-            object["state"] = "complete".into();
-            return Ok(object);
-        }
-        Some(CopyEnd::NotReadOnly) => EPERM,
-        Some(CopyEnd::Invalid) => EINVAL,
-        Some(CopyEnd::Busy) => EBUSY,
-        Some(CopyEnd::Io) => EIO,
     };
-    object["state"] = "error".into();
-    object["error"] = error.1.into();
     Ok(object)
+}
+
+/// The errno of a copy that has failed, and what is to be done.
+fn why_failed(end: CopyEnd) -> (Errno, String) {
+    let device_failed = |what: &str, status| {
+        (
+            EIO,
+            format!(
+                "{what} failed with {status}; what is copied is not complete: look at the device and copy again"
+            ),
+        )
+    };
+    match end {
+        CopyEnd::NotReadOnly => {
+            let how = "make a snapshot of it and copy that, or call bdev_lvol_set_read_only";
+            (EPERM, format!("the volume is written; {how}"))
+        }
+        CopyEnd::Invalid => {
+            let needed = "as many bytes as the volume, in blocks that divide the store's";
+            (EINVAL, format!("the bdev does not fit; it needs {needed}"))
+        }
+        CopyEnd::Busy => {
+            (EBUSY, "another operation on the volume is under way; copy when it has ended".into())
+        }
+        CopyEnd::Source(status) => device_failed("a read of the volume", status),
+        CopyEnd::Destination(status) => device_failed("a write to the bdev", status),
+        CopyEnd::Core | CopyEnd::Complete => (EIO, "the core cannot run the copy; copy again".into()),
+    }
 }
