@@ -505,7 +505,31 @@ def stops(server):
         server.__init__(server.folder)
 
 
-CASES = {"kills": kills, "stops": stops}
+def warnings(server):
+    """The log has a line when a store has no metadata pages left, and one when its device becomes smaller than it."""
+    rpc, disk = Rpc(server.rpc_socket), f"{server.folder}/small"
+    with open(disk, "wb") as file:
+        file.truncate(64 * MIB)
+    rpc("bdev_aio_create", name="small", filename=disk, block_size=512)
+    rpc("bdev_lvol_create_lvstore", bdev_name="small", lvs_name="few", cluster_sz=MIB, num_md_pages_per_cluster_ratio=10)
+    failures = 0
+    for number in range(12):
+        try:
+            rpc("bdev_lvol_create", lvs_name="few", lvol_name=f"v{number}", size_in_mib=1, thin_provision=True)
+        except AssertionError as error:
+            assert "not enough free metadata pages" in str(error), error
+            failures += 1
+    assert failures > 1, "the store has too many pages for this test"
+    os.truncate(disk, 32 * MIB)
+    rpc("bdev_aio_rescan", name="small")
+    rpc.close()
+    with open(f"{server.folder}/serve.log", encoding="utf-8") as file:
+        log = file.read()
+    for line in ("store few on small has no free metadata page", f"extend the device to {64 * MIB} bytes"):
+        assert log.count(line) == 1, f"{line}: {log.count(line)} times in {log}"
+
+
+CASES = {"kills": kills, "stops": stops, "warnings": warnings}
 
 if __name__ == "__main__":
     sys.exit(serving.run_cases(CASES, Server))
