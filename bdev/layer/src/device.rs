@@ -20,7 +20,8 @@ use crate::stacking::UpperOutcome;
 use crate::stats::{StatsReset, StatsTable};
 use crate::trace::Trace;
 use crate::{
-    Access, BdevError, BoxedChannel, ChannelStats, ClaimType, DeviceStats, Durability, Registry, Tenants,
+    Access, BdevError, BlockingReader, BoxedChannel, ChannelStats, ClaimType, DeviceStats, Durability,
+    Registry, Tenants,
 };
 
 /// Size, block size and alignment of a block device.
@@ -198,6 +199,11 @@ pub trait Bdev: Any + Send + Sync {
     /// The members of `driver_specific` in the result of `bdev_get_bdevs`.
     fn driver_specific(&self) -> Vec<(&'static str, InfoValue)> {
         Vec::new()
+    }
+
+    /// What reads the device on any thread, if it can be read without a channel.
+    fn blocking_reader(&self) -> Option<Arc<dyn BlockingReader>> {
+        None
     }
 
     /// Whether reads leave the buffer unchanged. A target clears the buffer first, so that no old data leaks.

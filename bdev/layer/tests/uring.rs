@@ -7,8 +7,9 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::PathBuf;
 use std::process::Command;
 
+use bdev::stacking::BaseBdev;
 use bdev::uring::{self, UringConfig};
-use bdev::{Access, BdevChannel, BdevError, InfoValue, Request};
+use bdev::{Access, BdevChannel, BdevError, InfoValue, RateLimits, Request};
 use block_io::{Channel as _, Op, Payload, RequestFlags, Status, Tag};
 use dma::Data;
 use rig::Rig;
@@ -51,6 +52,38 @@ fn field(rig: &Rig, name: &str) -> Option<InfoValue> {
     let specific = rig.registry.find("F").unwrap().bdev().driver_specific();
     let InfoValue::Object(fields) = &specific[0].1 else { panic!("{specific:?}") };
     fields.iter().find(|(key, _)| *key == name).map(|(_, value)| value.clone())
+}
+
+#[test]
+fn any_thread_reads_a_file_until_it_is_limited_or_removed() {
+    let (rig, directory) = (Rig::new(), TestDirectory::new("reader"));
+    let Some(channel) = device(&rig, directory.config(1 << 20)) else { return };
+    let content: Vec<u8> = (0..1 << 20).map(|at: u32| (at / 512) as u8).collect();
+    std::fs::write(directory.0.join("file"), &content).unwrap();
+    let base = BaseBdev::open(&rig.registry, "F", Access::ReadOnly).unwrap();
+    let reader = base.reader().unwrap();
+    let read = |offset: u64, bytes: usize| {
+        let mut memory = vec![0; bytes + reader.alignment()];
+        let start = memory.as_ptr().addr().next_multiple_of(reader.alignment()) - memory.as_ptr().addr();
+        let out = &mut memory[start..start + bytes];
+        reader.read(offset, out).map(|()| out.to_vec())
+    };
+    std::thread::scope(|threads| {
+        for offset in [0, 4096, 512 << 10] {
+            let (read, content) = (&read, &content);
+            threads.spawn(move || assert!(read(offset, 8192).unwrap()[..] == content[offset as usize..][..8192]));
+        }
+    });
+    assert_eq!(read((1 << 20) - 4096, 8192), Err(Status::LBA_OUT_OF_RANGE));
+    let device = base.device().clone();
+    device.set_rate_limits(RateLimits { rw_ios: 1000, ..RateLimits::default() });
+    assert_eq!(read(0, 4096), Err(Status::INTERNAL_ERROR), "a channel keeps to the limit");
+    device.set_rate_limits(RateLimits::default());
+    assert!(read(0, 4096).is_ok());
+    rig.registry.unregister("F").unwrap();
+    assert!(read(0, 4096).is_err());
+    drop((base, channel));
+    assert!(read(0, 4096).is_err());
 }
 
 #[test]

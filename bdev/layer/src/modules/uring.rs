@@ -10,17 +10,20 @@
 //! device (`/dev/ngXnY`) it passes NVMe commands through to the driver, past the kernel's block layer.
 
 use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use block_io::Op;
+use block_io::{Op, Status};
 use os::{AioFile, FileIo, NvmePassthrough, UringPolling};
+use rustix::io::Errno;
 use uuid::Uuid;
 
 use self::own_ring::{OwnRingChannel, RingFile};
 use crate::{
-    Bdev, BdevError, BdevGeometry, BlockDevice, BoxedChannel, Durability, InfoValue, IoLimits, Registry,
+    Bdev, BdevError, BdevGeometry, BlockDevice, BlockingReader, BoxedChannel, Durability, InfoValue,
+    IoLimits, Registry,
 };
 
 mod aio_port;
@@ -232,7 +235,6 @@ pub fn create(registry: &Registry, config: UringConfig) -> Result<Arc<BlockDevic
 
 /// Why the kernel refuses an io_uring, from the error of `io_uring_setup`, and what to do about it.
 pub fn ring_refusal(error: &std::io::Error) -> String {
-    use rustix::io::Errno;
     match Errno::from_io_error(error) {
         Some(Errno::NOMEM) => {
             let limit = rustix::process::getrlimit(rustix::process::Resource::Memlock).current;
@@ -255,7 +257,6 @@ pub fn ring_refusal(error: &std::io::Error) -> String {
 
 /// Why the kernel refuses a context of AIO, from the error of `io_setup`, and what to do about it.
 pub fn aio_refusal(error: &std::io::Error) -> String {
-    use rustix::io::Errno;
     match Errno::from_io_error(error) {
         Some(Errno::AGAIN) => {
             "the contexts of all processes exceed the limit; raise it with sysctl fs.aio-max-nr".to_string()
@@ -329,6 +330,18 @@ impl UringBdev {
     }
 }
 
+impl BlockingReader for UringShared {
+    fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), Status> {
+        let file = self.worker.file().ok_or(Status::ABORT_REQUESTED)?;
+        let status = |error: std::io::Error| match error.raw_os_error() {
+            Some(errno) => status_of(Op::Read, block_io::Errno(errno)),
+            // The file has become shorter.
+            None => Status::INTERNAL_ERROR,
+        };
+        file.read_exact_at(out, offset).map_err(status)
+    }
+}
+
 impl Bdev for UringBdev {
     fn product_name(&self) -> &'static str {
         self.config.module().product_name()
@@ -373,6 +386,10 @@ impl Bdev for UringBdev {
             alignment: if self.direct.is_ok() { self.geometry.buffer_alignment } else { 1 },
             ..IoLimits::NONE
         }
+    }
+
+    fn blocking_reader(&self) -> Option<Arc<dyn BlockingReader>> {
+        self.passthrough.is_none().then(|| self.shared.clone() as Arc<dyn BlockingReader>)
     }
 
     /// Neither AIO nor a ring of its own has the buffers of the core's ring.

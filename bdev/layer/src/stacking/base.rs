@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use crate::{Access, BdevChannel, BdevError, BlockDevice, Closing, Descriptor, Registry};
+use crate::{Access, BdevChannel, BdevError, BlockDevice, Closing, Descriptor, DeviceReader, Registry};
 
 /// A base bdev, open for the device on top of it.
 ///
@@ -58,6 +58,11 @@ impl BaseBdev {
             Some(descriptor) => descriptor.channel(core),
             None => Err(BdevError::Removed { name: self.device.name().to_string() }),
         }
+    }
+
+    /// What reads the base on any thread, until it is closed. `None` if its module can do so on cores only.
+    pub fn reader(&self) -> Option<DeviceReader> {
+        DeviceReader::new(&self.device)
     }
 
     /// What ends with the last channel after its release: a method waits for it, so that others can use the

@@ -3,7 +3,7 @@
 
 use std::fs::File;
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use os::FileOperation;
 use reactor::{MailboxSender, blocking};
@@ -35,24 +35,24 @@ pub(super) enum FileJob {
 /// The file of a device, and its thread, which starts with the first job, and ends with the device and its
 /// channels.
 pub(super) struct FileWorker {
-    /// `None` once the device is closed.
-    file: Mutex<Option<Arc<File>>>,
+    /// `None` once the device is closed. Threads that read at the same time do not wait for each other.
+    file: RwLock<Option<Arc<File>>>,
     /// Every message is a request that a channel admitted, which bounds their number.
     jobs: Mutex<Option<Sender<FileJob>>>,
 }
 
 impl FileWorker {
     pub(super) fn new(file: File) -> FileWorker {
-        FileWorker { file: Mutex::new(Some(Arc::new(file))), jobs: Mutex::new(None) }
+        FileWorker { file: RwLock::new(Some(Arc::new(file))), jobs: Mutex::new(None) }
     }
 
     /// The file; `None` once the device is closed.
     pub(super) fn file(&self) -> Option<Arc<File>> {
-        sync::lock(&self.file).clone()
+        self.file.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     pub(super) fn close(&self) {
-        let file = sync::lock(&self.file).take();
+        let file = self.file.write().unwrap_or_else(PoisonError::into_inner).take();
         drop(file);
     }
 
