@@ -261,8 +261,44 @@ def clumsy(server):
     assert "No such file" in output, output
 
 
-def lost_device(server):
-    """A target that is killed under a database: errors, and an end."""
+def probe(server, store, what, *options, uri=None):
+    """Runs a case of rocksdb_probe.cc."""
+    binary = f"{server.folder}/probe"
+    if not os.path.exists(binary):
+        source = os.path.join(os.path.dirname(os.path.abspath(__file__)), "rocksdb_probe.cc")
+        run(program("c++"), "-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-o", binary, source, "-lrocksdb", "-lpthread")
+    done = subprocess.run([binary, what, uri or store.uri, *options], capture_output=True, text=True, errors="replace",
+                          env=environment(), timeout=100)
+    output = done.stdout + done.stderr
+    assert done.returncode == 0 and "panicked" not in output, f"{what}: {done.returncode}\n{output[-4000:]}"
+    return output
+
+
+def forks(server):
+    """A child of a process with a store gets errors and ends; its parent goes on. Threads that read do not keep a
+    process from its end, nor a store from being opened again."""
+    store = Store(server).format()
+    for what in ["fork", "exit"]:
+        probe(server, store, what)
+        store.check()
+
+
+def readers(server):
+    """Threads that read files while these are replaced, truncated, appended to and deleted in a small store."""
+    store = Store(server, mib=48).format()
+    probe(server, store, "readers", "8")
+    store.check()
+    # The same on a bdev that only the reactor reads.
+    with open(store.config, "w") as file:
+        calls = [{"method": "bdev_uring_create", "params": {"name": "Base", "filename": store.image, "block_size": 4096}},
+                 {"method": "bdev_passthru_create", "params": {"name": "Disk", "base_bdev_name": "Base"}}]
+        json.dump({"subsystems": [{"subsystem": "bdev", "config": calls}]}, file)
+    probe(server, store, "readers", "4")
+    store.check()
+
+
+def remote_store(server):
+    """A store on a namespace of the server, which can be killed."""
     store = Store(server)
     server.malloc(name="Malloc0", mib=256, block_size=4096)
     server.rpc("nvmf_create_transport", trtype="TCP")
@@ -273,9 +309,13 @@ def lost_device(server):
     [listener] = server.rpc("nvmf_subsystem_get_listeners", nqn=NQN)
     store.configure("bdev_nvme_attach_controller", name="Nvme0", trtype="TCP", adrfam="IPv4", traddr="127.0.0.1",
                     trsvcid=listener["address"]["trsvcid"], subnqn=NQN, ctrlr_loss_timeout_sec=2, reconnect_delay_sec=1)
-    uri = f"ringbolt://{store.config}?bdev=Nvme0n1&create=1"
-    command = store.command("db_bench", f"--db={DATABASE}", "--benchmarks=fillrandom", "--num=10000000", "--sync=1",
-                            "--stats_interval=100", uri=uri)
+    store.uri = f"ringbolt://{store.config}?bdev=Nvme0n1&create=1"
+    return store
+
+
+def lose_device(server, store, benchmarks, *options):
+    """Kills the target under a benchmark, which ends with the device's error."""
+    command = store.command("db_bench", f"--db={DATABASE}", f"--benchmarks={benchmarks}", "--stats_interval=100", *options)
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment()) as running:
         text = b""
         while b"ops" not in text:
@@ -286,9 +326,23 @@ def lost_device(server):
         started = time.monotonic()
         rest, _ = running.communicate(timeout=60)
     output = (text + rest).decode(errors="replace")
-    assert running.returncode > 0 and "panicked" not in output, f"{running.returncode}: {output[-2000:]}"
+    assert running.returncode != 0 and "panicked" not in output, f"{running.returncode}: {output[-2000:]}"
     assert "the device failed" in output or "takes no requests" in output, output[-2000:]
     assert time.monotonic() - started < 40
+
+
+def lost_device(server):
+    """A target that is killed under a database that is written: errors, and an end."""
+    store = remote_store(server)
+    lose_device(server, store, "fillrandom", "--num=10000000", "--sync=1")
+
+
+def lost_device_of_readers(server):
+    """The same under threads that read."""
+    store = remote_store(server)
+    store.bench("fillrandom,compact", "--num=20000")
+    lose_device(server, store, "readrandom", "--use_existing_db=1", "--num=20000", "--reads=100000000", "--threads=3",
+                "--cache_size=1024", "--compression_type=none")
 
 
 CASES = {
@@ -302,7 +356,10 @@ CASES = {
     "in_use": in_use,
     "foreign": foreign,
     "clumsy": clumsy,
+    "forks": forks,
+    "readers": readers,
     "lost_device": lost_device,
+    "lost_device_of_readers": lost_device_of_readers,
 }
 
 if __name__ == "__main__":

@@ -6,8 +6,9 @@
 
 Both are on the same device: the store in a file of --folder, which is opened with direct I/O, and the other
 database in a folder beside it, once through the page cache ("cached") and once with RocksDB's direct I/O
-("direct"). Prints medians over the rounds, and ratios. `append` writes values of 1 MiB to blob files without
-a log, for bytes a second, against fio's direct writes of 1 MiB to a file of the same folder.
+("direct"). Prints medians over the rounds, and ratios. `append` has one thread append pieces of 1 MiB to a file
+(tests/interop/rocksdb_probe.cc, which is compiled), against fio's direct writes of 1 MiB to a file of the same
+folder. fillsync is also compared with its floor, fio's direct writes of 4 KiB that are each made durable.
 
 The exit status is 2 if a program fails. Run it on an otherwise idle machine.
 """
@@ -90,20 +91,31 @@ def measure(folder, way, case, num):
     return rate(folder.bench(way, benchmark, [*keys, *options], name), benchmark)
 
 
-def append(folder, mib):
-    """MiB a second of values of 1 MiB in blob files without a log, and of fio."""
-    options = [f"--num={mib}", "--value_size=1048576", "--disable_wal=1", "--enable_blob_files=1", "--min_blob_size=1024",
-               "--blob_file_size=1073741824", "--write_buffer_size=33554432"]
-    rates = {}
-    for way in WAYS:
-        ops, _, _ = rate(folder.bench(way, "fillseq", options, "append"), "fillseq")
-        rates[way] = ops
-    path = folder.folder / "append.fio"
-    job = json.loads(run(["fio", "--name=append", f"--filename={path}", f"--size={mib}m", "--rw=write", "--bs=1m", "--direct=1",
-                          "--ioengine=libaio", "--iodepth=2", "--fallocate=none", "--output-format=json", "--overwrite=1"]))
+def fio(folder, name, *options):
+    """What fio says of writes to a file of the folder that has its size already."""
+    path = folder.folder / f"{name}.fio"
+    job = json.loads(run(["fio", f"--name={name}", f"--filename={path}", "--rw=write", "--direct=1", "--fallocate=none",
+                          "--output-format=json", "--overwrite=1", *options]))
     path.unlink()
-    rates["fio"] = job["jobs"][0]["write"]["bw"] / 1024
-    return rates
+    return job["jobs"][0]["write"]
+
+
+def append(folder, mib):
+    """MiB a second that one thread appends, and fio's."""
+    probe = folder.folder / "probe"
+    if not probe.exists():
+        source = pathlib.Path(__file__).resolve().parents[1] / "interop" / "rocksdb_probe.cc"
+        run(["c++", "-std=c++17", "-O2", "-o", str(probe), str(source), "-lrocksdb", "-lpthread"])
+    env = {**os.environ, "LD_PRELOAD": str(folder.plugin)}
+    ours = run([str(probe), "append", folder.uri, str(mib), "/append"], env)
+    cached = run([str(probe), "append", "posix://", str(mib), str(folder.folder / "append")])
+    device = fio(folder, "append", f"--size={mib}m", "--bs=1m", "--ioengine=libaio", "--iodepth=2", "--end_fsync=1")
+    return {"ringbolt": float(ours.split()[0]), "cached": float(cached.split()[0]), "fio": device["bw"] / 1024}
+
+
+def sync_floor(folder):
+    """Writes of 4 KiB a second of one thread, each durable before the next."""
+    return fio(folder, "sync", "--size=16m", "--bs=4k", "--ioengine=psync", "--sync=dsync", "--time_based", "--runtime=2")["iops"]
 
 
 def main():
@@ -133,6 +145,8 @@ def main():
                 for way in ways:
                     results.setdefault((case, way), []).append(measure(folder, way, case, options.num))
                     print(f"{case} {way}: {results[case, way][-1]}", file=sys.stderr)
+            if "fillsync" in selected:
+                results.setdefault(("fillsync", "floor"), []).append((sync_floor(folder), 0, 0))
             if "append" in selected:
                 for way, value in append(folder, 512).items():
                     results.setdefault(("append", way), []).append((value, 0, 0))
@@ -142,10 +156,14 @@ def main():
         print(f"{case:<17} {ops['ringbolt']:>9.0f}  {ops['cached']:>9.0f}  {ops['direct']:>9.0f}  "
               f"{ops['ringbolt'] / ops['cached']:>7.2f}  {ops['ringbolt'] / ops['direct']:>7.2f}   "
               f"{p99['ringbolt']:>16.0f} {p99['cached']:>7.0f} {p99['direct']:>7.0f}")
+    median = lambda case, way: statistics.median(run[0] for run in results[case, way])
+    if "fillsync" in selected:
+        floor = median("fillsync", "floor")
+        print(f"fillsync: the floor is {floor:.0f} durable writes/s: {median('fillsync', 'ringbolt') / floor:.2f} of it, "
+              f"cached {median('fillsync', 'cached') / floor:.2f}")
     if "append" in selected:
-        rates = {way: statistics.median(run[0] for run in results["append", way]) for way in (*WAYS, "fio")}
-        print(f"append, MiB/s: ringbolt {rates['ringbolt']:.0f}, cached {rates['cached']:.0f}, direct {rates['direct']:.0f}, "
-              f"fio {rates['fio']:.0f}: {rates['ringbolt'] / rates['fio']:.2f} of the device")
+        ours, cached, device = (median("append", way) for way in ("ringbolt", "cached", "fio"))
+        print(f"append, MiB/s: ringbolt {ours:.0f}, cached {cached:.0f}, fio {device:.0f}: {ours / device:.2f} of the device")
     return 0
 
 

@@ -88,6 +88,13 @@ pub trait RocksFile: Send + Sync {
     /// As for [`append`](Self::append).
     fn write_out(&self) -> Result<(), FileError>;
 
+    /// Allocates space for a file that is expected to have so many bytes. What is not used is returned when the
+    /// file is closed.
+    ///
+    /// # Errors
+    /// The device failed. A store without that much space is none.
+    fn allocate(&self, bytes: u64) -> Result<(), FileError>;
+
     /// Makes the file durable.
     ///
     /// # Errors

@@ -229,6 +229,10 @@ pub(crate) extern "C" fn write_out(handle: FileHandle, error: &mut ErrorText) ->
     guarded(error, || file(handle).write_out()).is_some()
 }
 
+pub(crate) extern "C" fn allocate(handle: FileHandle, size: u64, error: &mut ErrorText) -> bool {
+    guarded(error, || file(handle).allocate(size)).is_some()
+}
+
 pub(crate) extern "C" fn sync(handle: FileHandle, error: &mut ErrorText) -> bool {
     guarded(error, || file(handle).sync()).is_some()
 }

@@ -8,7 +8,7 @@ use crate::functions;
 use crate::raw::{Bytes, FileHandle, ListCallback, ReadOfShim, StoreHandle};
 
 /// The number of the layout, which the shim compares.
-const LAYOUT: u32 = 1;
+const LAYOUT: u32 = 2;
 
 /// The functions. Each returns false if it fails, and then has set the error.
 #[repr(C)]
@@ -34,6 +34,7 @@ pub struct FunctionTable {
     append: extern "C" fn(FileHandle, Bytes, &mut ErrorText) -> bool,
     write: extern "C" fn(FileHandle, u64, Bytes, &mut ErrorText) -> bool,
     write_out: extern "C" fn(FileHandle, &mut ErrorText) -> bool,
+    allocate: extern "C" fn(FileHandle, u64, &mut ErrorText) -> bool,
     sync: extern "C" fn(FileHandle, &mut ErrorText) -> bool,
     truncate: extern "C" fn(FileHandle, u64, &mut ErrorText) -> bool,
     close: extern "C" fn(FileHandle, &mut ErrorText) -> bool,
@@ -65,6 +66,7 @@ impl FunctionTable {
             append: functions::append,
             write: functions::write,
             write_out: functions::write_out,
+            allocate: functions::allocate,
             sync: functions::sync,
             truncate: functions::truncate,
             close: functions::close,

@@ -1,16 +1,19 @@
 //! An open file.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use blobfs::{BlobFsError, BlobFsReply, BlobFsRequest, OpenNumber};
 use rocksdb_abi::{ErrorKind, FileError, FileRead, RocksFile};
 
+use crate::direct::DirectFile;
 use crate::store::Store;
 use crate::tail::Tail;
 
 /// Reads of one call in flight, a part of what the files take.
 const READS_MAX: usize = 256;
+/// Bytes of a read that is large enough without reading ahead.
+const AHEAD_BYTES: usize = 64 << 10;
 
 /// An error of the files as RocksDB acts on it.
 pub(crate) fn file_error(error: BlobFsError) -> FileError {
@@ -39,16 +42,34 @@ pub(crate) struct OpenFile {
     /// The tail is this opener's.
     is_writer: bool,
     is_closed: AtomicBool,
+    /// Of an opener that only reads.
+    direct: Option<DirectFile>,
+    /// Where the last read ended.
+    next_offset: AtomicU64,
 }
 
 impl OpenFile {
     pub(crate) fn new(store: Arc<Store>, open: OpenNumber) -> Self {
-        OpenFile { store, open, tail: None, is_writer: false, is_closed: AtomicBool::new(false) }
+        OpenFile {
+            store,
+            open,
+            tail: None,
+            is_writer: false,
+            is_closed: AtomicBool::new(false),
+            direct: None,
+            next_offset: AtomicU64::new(u64::MAX),
+        }
     }
 
     /// The same with what is in memory of it.
     pub(crate) fn with_tail(mut self, tail: Option<Arc<Tail>>, is_writer: bool) -> OpenFile {
         (self.tail, self.is_writer) = (tail, is_writer);
+        self
+    }
+
+    /// The same for an opener that only reads.
+    pub(crate) fn for_reading(mut self) -> OpenFile {
+        self.direct = Some(DirectFile::default());
         self
     }
 
@@ -63,6 +84,19 @@ impl OpenFile {
             Some(tail) if !self.is_writer => tail.write_out().map_err(file_error),
             _ => Ok(()),
         }
+    }
+
+    /// Reads on this thread, if the file can be read so. Small reads in order go to the reactor, which reads
+    /// ahead.
+    fn read_direct(&self, offset: u64, out: &mut [u8]) -> Option<usize> {
+        let direct = self.direct.as_ref()?;
+        let end = offset.saturating_add(out.len() as u64);
+        let is_in_order = self.next_offset.swap(end, Ordering::Relaxed) == offset;
+        let is_written = self.tail.as_ref().is_some_and(|tail| !tail.is_closed());
+        if is_written || is_in_order && out.len() < AHEAD_BYTES {
+            return None;
+        }
+        direct.read(&self.store, self.open, offset, out)
     }
 
     fn request(&self, request: BlobFsRequest) -> Result<BlobFsReply, FileError> {
@@ -96,12 +130,20 @@ impl RocksFile for OpenFile {
     }
 
     fn read(&self, offset: u64, out: &mut [u8]) -> Result<usize, FileError> {
+        if let Some(length) = self.read_direct(offset, out) {
+            return Ok(length);
+        }
         self.see_tail()?;
         let read = BlobFsRequest::Read { open: self.open, offset, length: out.len() };
         copy(self.store.request(read), out)
     }
 
     fn read_many(&self, reads: &mut [FileRead<'_>]) {
+        if let [read] = reads {
+            read.result = self.read(read.offset, read.out);
+            return;
+        }
+        // Several are in flight at the same time on the reactor.
         if let Err(error) = self.see_tail() {
             reads.iter_mut().for_each(|read| read.result = Err(error.clone()));
             return;
@@ -130,6 +172,13 @@ impl RocksFile for OpenFile {
         match &self.tail {
             Some(tail) => tail.write_out().map_err(file_error),
             None => Ok(()),
+        }
+    }
+
+    fn allocate(&self, bytes: u64) -> Result<(), FileError> {
+        match self.request(BlobFsRequest::Allocate { open: self.open, size: bytes }) {
+            Err(error) if error.kind != ErrorKind::NoSpace => Err(error),
+            _ => Ok(()),
         }
     }
 

@@ -78,7 +78,7 @@ impl RocksFiles for Files {
         let mut file = OpenFile::new(self.store.clone(), open);
         match how {
             FileOpen::ReadWrite => {}
-            FileOpen::Read => file = file.with_tail(self.tail_of(path), false),
+            FileOpen::Read => file = file.with_tail(self.tail_of(path), false).for_reading(),
             FileOpen::Create | FileOpen::Reopen | FileOpen::Reuse => {
                 let size = if how == FileOpen::Create { 0 } else { file.size() };
                 let offset = if how == FileOpen::Reopen { size } else { 0 };

@@ -20,7 +20,7 @@ namespace {
 
 // The layouts of host/rocksdb-abi/src/table.rs and error.rs.
 
-constexpr uint32_t kLayout = 1;
+constexpr uint32_t kLayout = 2;
 
 enum ErrorKind : int32_t {
   kErrorNotFound = 1,
@@ -78,6 +78,7 @@ struct FunctionTable {
   bool (*append)(File, Bytes, ErrorText*);
   bool (*write)(File, uint64_t, Bytes, ErrorText*);
   bool (*write_out)(File, ErrorText*);
+  bool (*allocate)(File, uint64_t, ErrorText*);
   bool (*sync)(File, ErrorText*);
   bool (*truncate)(File, uint64_t, ErrorText*);
   bool (*close)(File, ErrorText*);
@@ -230,6 +231,11 @@ class WritableFile : public FSWritableFile {
   bool IsSyncThreadSafe() const override { return true; }
 
   uint64_t GetFileSize(const IOOptions&, IODebugContext*) override { return Size(); }
+
+  // RocksDB says how large it expects a file to be, before the first byte.
+  IOStatus Allocate(uint64_t offset, uint64_t bytes, const IOOptions&, IODebugContext*) override {
+    return handle_.Run([&](ErrorText* e) { return Functions().allocate(handle_.file(), offset + bytes, e); });
+  }
 
   // Never a promise: it begins to write what is in memory.
   IOStatus RangeSync(uint64_t, uint64_t, const IOOptions&, IODebugContext*) override {

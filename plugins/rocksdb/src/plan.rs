@@ -7,16 +7,18 @@
 use std::collections::{HashMap, VecDeque};
 
 use bdev::stacking::BaseChannel;
-use bdev::{PlannedAction, PlannedIo, PlannedOutcome, Planner, Request};
+use bdev::{PlannedAction, PlannedData, PlannedIo, PlannedOutcome, Planner, Request};
 use blobfs::{BlobFs, BlobFsAction};
 use blobstore::StoreIoFailed;
 use block_io::{Op, Tag};
+use reactor::Core;
 
 /// Bytes of a part.
 const PART_BYTES_MAX: usize = 1 << 20;
 
 /// The files, and the state of the I/O that they have asked for.
 pub(crate) struct FsPlan {
+    core: Core,
     pub(crate) fs: BlobFs,
     flushes: BaseChannel,
     /// Space that was freed is deallocated on the bdev. A file below it gets holes, and allocates again.
@@ -26,6 +28,19 @@ pub(crate) struct FsPlan {
     parts: HashMap<u64, (u64, usize)>,
     ios: HashMap<u64, DividedIo>,
     next_part: u64,
+    /// A large write, of which not all parts have begun.
+    write: Option<DividedWrite>,
+    /// Bytes of it that were copied in this turn.
+    copied: usize,
+}
+
+struct DividedWrite {
+    io: u64,
+    offset: u64,
+    data: Vec<u8>,
+    /// Where the next part begins in the data.
+    at: usize,
+    durable: bool,
 }
 
 /// An I/O in parts.
@@ -37,8 +52,9 @@ struct DividedIo {
 }
 
 impl FsPlan {
-    pub(crate) fn new(fs: BlobFs, flushes: BaseChannel, discards: bool) -> FsPlan {
+    pub(crate) fn new(core: &Core, fs: BlobFs, flushes: BaseChannel, discards: bool) -> FsPlan {
         FsPlan {
+            core: core.clone(),
             fs,
             flushes,
             discards,
@@ -46,6 +62,8 @@ impl FsPlan {
             parts: HashMap::new(),
             ios: HashMap::new(),
             next_part: 0,
+            write: None,
+            copied: 0,
         }
     }
 
@@ -76,6 +94,36 @@ impl FsPlan {
         self.ready.push_back(PlannedIo { id: self.next_part, action });
     }
 
+    /// Pushes the next part of a large write. False if there is none.
+    fn take_part(&mut self) -> bool {
+        let Some(mut write) = self.write.take() else { return false };
+        let end = write.data.len().min(write.at + PART_BYTES_MAX);
+        let data = self.part_data(&write.data[write.at..end]);
+        self.copied += end - write.at;
+        let (offset, durable) = (write.offset + write.at as u64, write.durable);
+        self.push(write.io, 0, PlannedAction::Write { offset, data, durable });
+        write.at = end;
+        self.write = Some(write).filter(|write| write.at < write.data.len());
+        true
+    }
+
+    /// Whether there is more to begin in another turn of the runner: the device gets a part of a large write
+    /// while the next is copied.
+    pub(crate) fn has_more(&mut self) -> bool {
+        std::mem::take(&mut self.copied) >= PART_BYTES_MAX
+    }
+
+    /// A part of a write in memory of the pool, so that it is copied once; else in a copy that waits for memory.
+    fn part_data(&self, part: &[u8]) -> PlannedData {
+        match self.core.pool().take_data(part.len()) {
+            Some(mut data) => {
+                data.copy_from(0, part);
+                data.into()
+            }
+            None => part.to_vec().into(),
+        }
+    }
+
     /// Divides an I/O of the files. False if there was none.
     fn take_io(&mut self) -> bool {
         let Some(io) = self.fs.next_io() else { return false };
@@ -94,16 +142,12 @@ impl FsPlan {
                     self.push(io.id, at, PlannedAction::Read { offset: offset + at as u64, bytes });
                 }
             }
-            BlobFsAction::Write { offset, data } if data.len() <= PART_BYTES_MAX => {
-                self.push(io.id, 0, PlannedAction::Write { offset, data: data.into(), durable: false });
+            BlobFsAction::Write { offset, data, durable } if data.len() <= PART_BYTES_MAX => {
+                self.push(io.id, 0, PlannedAction::Write { offset, data: data.into(), durable });
             }
-            BlobFsAction::Write { offset, data } => {
+            BlobFsAction::Write { offset, data, durable } => {
                 divided.parts = data.len().div_ceil(PART_BYTES_MAX);
-                for (index, part) in data.chunks(PART_BYTES_MAX).enumerate() {
-                    let offset = offset + (index * PART_BYTES_MAX) as u64;
-                    let data = part.to_vec().into();
-                    self.push(io.id, 0, PlannedAction::Write { offset, data, durable: false });
-                }
+                self.write = Some(DividedWrite { io: io.id, offset, data, at: 0, durable });
             }
             BlobFsAction::WriteZeroes { offset, bytes } => {
                 self.push(io.id, 0, PlannedAction::WriteZeroes { offset, bytes });
@@ -123,7 +167,10 @@ impl FsPlan {
 
 impl Planner for FsPlan {
     fn next_io(&mut self) -> Option<PlannedIo> {
-        while self.ready.is_empty() && self.take_io() {}
+        if self.copied >= PART_BYTES_MAX {
+            return None;
+        }
+        while self.ready.is_empty() && (self.take_part() || self.take_io()) {}
         self.ready.pop_front()
     }
 

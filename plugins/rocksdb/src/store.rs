@@ -5,9 +5,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use bdev::stacking::{BaseBdev, BaseChannel};
-use bdev::{Access, PlanRunner};
+use bdev::{Access, DeviceReader, PlanRunner};
 use blobfs::{
-    BlobFs, BlobFsError, BlobFsOptions, BlobFsReply, BlobFsRequest, BlobFsRequestId, format_options,
+    BlobFs, BlobFsError, BlobFsOptions, BlobFsReply, BlobFsRequest, BlobFsRequestId, FileExtents, OpenNumber,
+    format_options,
 };
 use blobstore::BlobStoreDevice;
 use block_io::Op;
@@ -18,6 +19,7 @@ use rocksdb_abi::{ErrorKind, FileError};
 use crate::call::{Call, CallReply, call};
 use crate::load;
 use crate::plan::FsPlan;
+use crate::process;
 use crate::uri::StoreUri;
 
 /// Messages that wait for the reactor; a thread waits while there are so many.
@@ -28,7 +30,7 @@ const MESSAGES_A_TURN: usize = 256;
 const HOLDER: &str = "RocksDB's files";
 
 /// Looks at the files between requests.
-type Inspect = Box<dyn FnOnce(&BlobFs) + Send>;
+type Inspect = Box<dyn FnOnce(&mut BlobFs) + Send>;
 
 enum StoreMessage {
     Request(BlobFsRequest, CallReply<BlobFsReply>),
@@ -44,6 +46,8 @@ pub(crate) struct Store {
     sender: MailboxSender<StoreMessage>,
     is_over: Arc<AtomicBool>,
     base: Arc<BaseBdev>,
+    /// Of a bdev that any thread can read.
+    reader: Option<DeviceReader>,
     /// It outlives the store's channels.
     configured: Mutex<Option<Arc<ConfiguredBdevs>>>,
     is_closed: AtomicBool,
@@ -129,7 +133,8 @@ impl Store {
         }
         let sender = blocking::receive(&reply).map_err(|_| io("the reactor has ended".to_string()))??;
         let configured = Mutex::new(Some(configured));
-        let store = Store { sender, is_over, base, configured, is_closed: AtomicBool::new(false) };
+        let reader = base.reader();
+        let store = Store { sender, is_over, base, reader, configured, is_closed: AtomicBool::new(false) };
         // What a power failure has cut in two is finished first, and a new store is written.
         let (waiting, reply) = call();
         store.send(StoreMessage::InspectIdle(Box::new(move |fs| reply.end(Ok(fs.is_broken())))));
@@ -140,6 +145,10 @@ impl Store {
     }
 
     fn send(&self, mut message: StoreMessage) {
+        if process::is_forked() {
+            // Dropped, it fails the call.
+            return;
+        }
         while let Err(returned) = self.sender.send(message) {
             message = returned;
             if self.is_over() {
@@ -173,11 +182,27 @@ impl Store {
     /// Runs a function on the files between requests.
     pub(crate) fn inspect<T: Send + 'static>(
         &self,
-        with: impl FnOnce(&BlobFs) -> T + Send + 'static,
+        with: impl FnOnce(&mut BlobFs) -> T + Send + 'static,
     ) -> Result<T, BlobFsError> {
         let (waiting, reply) = call();
         self.send(StoreMessage::Inspect(Box::new(move |fs| reply.end(Ok(with(fs))))));
         self.wait(waiting)
+    }
+
+    /// What reads the bdev on any thread, if it can be read so.
+    pub(crate) fn reader(&self) -> Option<&DeviceReader> {
+        // The extents of a fork would not be revoked.
+        self.reader.as_ref().filter(|_| !process::is_forked())
+    }
+
+    /// Where an open file is on the bdev. `None` while it is written.
+    pub(crate) fn extents(&self, open: OpenNumber) -> Option<FileExtents> {
+        self.inspect(move |fs| fs.extents(open)).ok().flatten()
+    }
+
+    /// A thread has read by extents that were revoked meanwhile.
+    pub(crate) fn reads_ended(&self) {
+        self.send(StoreMessage::Inspect(Box::new(BlobFs::reads_ended)));
     }
 
     /// Syncs all files and closes the store; requests fail from then on. It does nothing if it was closed.
@@ -214,7 +239,7 @@ fn start_poller(
     let runner = PlanRunner::new(core, base.channel(core).map_err(failed)?);
     let flushes = BaseChannel::new(base.channel(core).map_err(failed)?);
     let (sender, messages) = core.mailbox(MESSAGES_MAX);
-    let plan = FsPlan::new(fs, flushes, discards);
+    let plan = FsPlan::new(core, fs, flushes, discards);
     let end = PollerEnd { is_over, reply: None };
     let poller = StorePoller {
         plan,
@@ -296,15 +321,18 @@ impl Poller for StorePoller {
         let mut count = self.take_messages();
         count += self.plan.turn();
         count += self.runner.turn(&mut self.plan);
+        while self.plan.has_more() {
+            count += self.runner.turn(&mut self.plan);
+        }
         count += self.reply();
         for inspect in self.inspections.drain(..) {
-            inspect(&self.plan.fs);
+            inspect(&mut self.plan.fs);
         }
         let is_idle = !(self.inspections_idle.is_empty() && self.end.reply.is_none())
             && self.plan.is_idle()
             && self.runner.is_idle();
         if is_idle {
-            self.inspections_idle.drain(..).for_each(|inspect| inspect(&self.plan.fs));
+            self.inspections_idle.drain(..).for_each(|inspect| inspect(&mut self.plan.fs));
             if self.end.reply.is_some() {
                 return PollResult::Finished;
             }

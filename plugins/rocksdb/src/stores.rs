@@ -8,6 +8,7 @@ use plugin_bdevs::{ConfiguredBdevs, ConfiguredBdevsError};
 use rocksdb_abi::{ErrorKind, FileError, FileOpen, ListedName, PathStatus, RocksFile, RocksFiles};
 
 use crate::files::Files;
+use crate::process;
 use crate::store::Store;
 use crate::uri::StoreUri;
 
@@ -40,6 +41,12 @@ fn refused(error: ConfiguredBdevsError) -> FileError {
 /// Those of [`StoreUri::parse`], [`ConfiguredBdevs::start`] and [`Store::open`].
 pub(crate) fn open(text: &str) -> Result<Arc<dyn RocksFiles>, FileError> {
     let uri = StoreUri::parse(text)?;
+    if process::is_forked() {
+        let text =
+            "this process is a fork of one that has stores open: open them after the fork, in one process";
+        return Err(FileError::new(ErrorKind::Io, text));
+    }
+    process::claim();
     let mut stores = sync::lock(stores());
     // One file is opened once, however its path is written. A file that is not there is named by its start.
     let path = uri.config.canonicalize().unwrap_or_else(|_| uri.config.clone());
@@ -65,6 +72,9 @@ pub(crate) fn open(text: &str) -> Result<Arc<dyn RocksFiles>, FileError> {
 
 /// Closes all stores: the process exits.
 pub(crate) fn close_all() {
+    if process::is_forked() {
+        return;
+    }
     let closing = std::mem::take(&mut sync::lock(stores()).stores);
     closing.values().for_each(|(files, _)| files.close());
 }
@@ -77,6 +87,9 @@ struct StoreUser {
 
 impl Drop for StoreUser {
     fn drop(&mut self) {
+        if process::is_forked() {
+            return;
+        }
         // The lock is kept until the store is closed, so that it is not opened meanwhile.
         let mut stores = sync::lock(stores());
         // It is not there if all were closed.

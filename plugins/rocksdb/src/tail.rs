@@ -1,9 +1,10 @@
 //! The end of a file that is written: data in memory of the process, until there is enough for a request.
 //!
-//! One request of a file is in flight while the next is collected. After one that failed the file takes no
-//! data any more: what follows would leave a gap.
+//! Two requests of a file are in flight while the next is collected: the second begins without its thread when
+//! the first has ended. After one that failed the file takes no data any more: what follows would leave a gap.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use blobfs::{BlobFsError, BlobFsReply, BlobFsRequest, OpenNumber};
@@ -11,8 +12,12 @@ use blobfs::{BlobFsError, BlobFsReply, BlobFsRequest, OpenNumber};
 use crate::call::Call;
 use crate::store::Store;
 
-/// Bytes that are collected.
-const TAIL_BYTES_MAX: usize = 1 << 20;
+/// Bytes that are collected: a device has several writes in flight of so many.
+const TAIL_BYTES_MAX: usize = 4 << 20;
+/// Bytes beyond which as much memory as can be collected is allocated, instead of twice as much as before.
+const TAIL_BYTES_SMALL: usize = 64 << 10;
+/// Requests of a file in flight.
+const REQUESTS_MAX: usize = 2;
 
 /// The end of a file.
 pub(crate) struct Tail {
@@ -23,6 +28,8 @@ pub(crate) struct Tail {
     state: Mutex<TailState>,
     /// Bytes that are collected, for readers that would else take the lock.
     collected: AtomicUsize,
+    /// The writer has closed the file.
+    is_closed: AtomicBool,
 }
 
 struct TailState {
@@ -31,7 +38,7 @@ struct TailState {
     offset: u64,
     /// Bytes of the file.
     size: u64,
-    in_flight: Option<Call<BlobFsReply>>,
+    in_flight: VecDeque<Call<BlobFsReply>>,
     error: Option<BlobFsError>,
     is_closed: bool,
 }
@@ -39,9 +46,22 @@ struct TailState {
 impl Tail {
     /// The end of a file of `size` bytes, written from `offset` on.
     pub(crate) fn new(store: Arc<Store>, open: OpenNumber, offset: u64, size: u64, is_log: bool) -> Tail {
-        let state =
-            TailState { data: Vec::new(), offset, size, in_flight: None, error: None, is_closed: false };
-        Tail { store, open, is_log, state: Mutex::new(state), collected: AtomicUsize::new(0) }
+        let state = TailState {
+            data: Vec::new(),
+            offset,
+            size,
+            in_flight: VecDeque::new(),
+            error: None,
+            is_closed: false,
+        };
+        Tail {
+            store,
+            open,
+            is_log,
+            state: Mutex::new(state),
+            collected: AtomicUsize::new(0),
+            is_closed: AtomicBool::new(false),
+        }
     }
 
     /// Bytes of the file.
@@ -49,13 +69,20 @@ impl Tail {
         sync::lock(&self.state).size
     }
 
+    /// Whether the file has no writer any more.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.is_closed.load(Ordering::Acquire)
+    }
+
     /// Adds data.
     pub(crate) fn append(&self, mut data: &[u8]) -> Result<(), BlobFsError> {
         let mut state = self.usable()?;
         while !data.is_empty() {
             let (part, rest) = data.split_at(data.len().min(TAIL_BYTES_MAX - state.data.len()));
-            if state.data.capacity() == 0 {
-                state.data.reserve(TAIL_BYTES_MAX.min(part.len().max(4096)));
+            let bytes = state.data.len() + part.len();
+            if bytes > TAIL_BYTES_SMALL {
+                let more = TAIL_BYTES_MAX - state.data.len();
+                state.data.reserve_exact(more);
             }
             state.data.extend_from_slice(part);
             state.size = state.size.max(state.offset + state.data.len() as u64);
@@ -77,26 +104,28 @@ impl Tail {
         }
     }
 
-    /// Waits for the request in flight.
-    fn settle(&self, state: &mut TailState) -> Result<(), BlobFsError> {
-        let Some(call) = state.in_flight.take() else { return Ok(()) };
-        let result = self.store.wait(call).map(drop);
-        if let Err(error) = &result {
-            state.error = Some(error.clone());
+    /// Waits until no more than so many requests are in flight.
+    fn wait_for(&self, state: &mut TailState, in_flight_max: usize) -> Result<(), BlobFsError> {
+        while state.in_flight.len() > in_flight_max
+            && let Some(call) = state.in_flight.pop_front()
+        {
+            if let Err(error) = self.store.wait(call) {
+                state.error.get_or_insert(error);
+            }
         }
-        result
+        state.error.clone().map_or(Ok(()), Err)
     }
 
     /// Begins a request with what is collected.
     fn send(&self, state: &mut TailState) -> Result<(), BlobFsError> {
-        self.settle(state)?;
+        self.wait_for(state, REQUESTS_MAX - 1)?;
         if !state.data.is_empty() {
             let data = std::mem::take(&mut state.data);
             let offset = state.offset;
             state.offset += data.len() as u64;
             self.collected.store(0, Ordering::Release);
             let request = BlobFsRequest::Write { open: self.open, offset, data };
-            state.in_flight = Some(self.store.begin(request));
+            state.in_flight.push_back(self.store.begin(request));
         }
         Ok(())
     }
@@ -120,7 +149,7 @@ impl Tail {
         });
         // One wait for both: the request that was begun first has ended then.
         let synced = self.store.wait(syncing).map(drop);
-        self.settle(&mut state)?;
+        self.wait_for(&mut state, 0)?;
         synced
     }
 
@@ -128,7 +157,7 @@ impl Tail {
     pub(crate) fn truncate(&self, size: u64) -> Result<(), BlobFsError> {
         let mut state = self.usable()?;
         self.send(&mut state)?;
-        self.settle(&mut state)?;
+        self.wait_for(&mut state, 0)?;
         self.store.request(BlobFsRequest::Truncate { open: self.open, size })?;
         (state.offset, state.size) = (size, size);
         Ok(())
@@ -142,9 +171,10 @@ impl Tail {
         }
         let written = match state.error.clone() {
             Some(error) => Err(error),
-            None => self.send(&mut state).and_then(|()| self.settle(&mut state)),
+            None => self.send(&mut state).and_then(|()| self.wait_for(&mut state, 0)),
         };
         let closed = self.store.request(BlobFsRequest::Close { open: self.open }).map(drop);
+        self.is_closed.store(true, Ordering::Release);
         written.and(closed)
     }
 }

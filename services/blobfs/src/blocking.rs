@@ -318,7 +318,11 @@ impl<D: BlockingDevice> BlockingState<D> {
                     let mut data = vec![0; bytes];
                     device.read(offset, &mut data).map(|()| data)
                 }
-                BlobFsAction::Write { offset, data } => device.write(offset, &data).map(|()| Vec::new()),
+                BlobFsAction::Write { offset, data, durable } => {
+                    let written = device.write(offset, &data);
+                    let flushed = written.and_then(|()| if durable { device.flush() } else { Ok(()) });
+                    flushed.map(|()| Vec::new())
+                }
                 BlobFsAction::WriteZeroes { offset, bytes } => {
                     device.write_zeroes(offset, bytes).map(|()| Vec::new())
                 }

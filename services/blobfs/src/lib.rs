@@ -36,8 +36,8 @@
 //! directory is one write too. SPDK's names are whole paths: directories in them are implied.
 //!
 //! # Space
-//! A file grows by whole clusters, and by more than it needs ([`BlobFsOptions::preallocate_bytes`]), so that
-//! most appends write no metadata. Space is allocated before data is accepted: a full store is an error of
+//! A file grows by whole clusters, and by more than it needs ([`BlobFsOptions::preallocate_bytes`]), or as much
+//! as its writer expects ([`BlobFsRequest::Allocate`]), so that most appends write no metadata. Space is allocated before data is accepted: a full store is an error of
 //! the write, never of the sync.
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
@@ -47,6 +47,7 @@ mod cache;
 #[cfg(test)]
 mod crash;
 mod error;
+mod extents;
 mod file;
 mod fs;
 mod index;
@@ -57,6 +58,7 @@ mod request;
 
 pub use blocking::{BlobFsOpenError, BlockingBlobFs, BlockingDevice, MemoryDevice};
 pub use error::{BlobFsError, NoBlobFs};
+pub use extents::{ExtentPart, ExtentRead, FileExtents};
 pub use fs::{
     BlobFs, BlobFsOptions, LOG_AHEAD_BYTES, LOG_BLOCK_BYTES, REQUEST_BYTES_MAX, REQUESTS_MAX, format_options,
 };

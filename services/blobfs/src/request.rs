@@ -86,6 +86,15 @@ pub enum BlobFsRequest {
         /// Bytes.
         size: u64,
     },
+    /// Allocates clusters for a file that is expected to have so many bytes, in one change of the metadata
+    /// instead of one each time it has grown. It does nothing if they would be more than half of what is
+    /// free. What is not used is returned when the writer closes the file.
+    Allocate {
+        /// The opener.
+        open: OpenNumber,
+        /// Bytes of the file.
+        size: u64,
+    },
     /// Makes durable: the data, then size and name at once.
     Sync {
         /// The opener.
@@ -142,9 +151,8 @@ impl BlobFsRequest {
         match self {
             Open { .. } | Lock { .. } | Close { .. } | Rename { .. } | Unlink { .. } => true,
             MakeDirectory { .. } | RemoveDirectory { .. } | SyncDirectory { .. } | SyncAll | Unload => true,
-            Read { .. } | Write { .. } | Append { .. } | Truncate { .. } | Sync { .. } | SyncLog { .. } => {
-                false
-            }
+            Read { .. } | Write { .. } | Append { .. } | Truncate { .. } | Allocate { .. } => false,
+            Sync { .. } | SyncLog { .. } => false,
         }
     }
 }
@@ -207,6 +215,8 @@ pub enum BlobFsAction {
         offset: u64,
         /// What.
         data: Vec<u8>,
+        /// It is durable when it completes (FUA).
+        durable: bool,
     },
     /// Make a range read as zeroes.
     WriteZeroes {

@@ -9,11 +9,13 @@ use crate::request::BlobFsAction;
 
 const SECTOR: usize = 512;
 
-/// A write of which it is not certain that it would survive.
+/// A write since the last flush.
 struct Volatile {
     number: u64,
     offset: usize,
     data: Vec<u8>,
+    /// It was written past the cache. What is older in the cache does not replace it.
+    is_durable: bool,
 }
 
 pub(super) struct Disk {
@@ -55,7 +57,7 @@ impl Disk {
 
     fn writes(action: &BlobFsAction) -> Option<(usize, Vec<u8>)> {
         match action {
-            BlobFsAction::Write { offset, data } => Some((*offset as usize, data.clone())),
+            BlobFsAction::Write { offset, data, .. } => Some((*offset as usize, data.clone())),
             BlobFsAction::WriteZeroes { offset, bytes } => Some((*offset as usize, vec![0; *bytes as usize])),
             // What is read afterwards is not promised.
             BlobFsAction::Deallocate { offset, bytes } => {
@@ -75,7 +77,8 @@ impl Disk {
         }
         match Disk::writes(&action) {
             Some((offset, data)) if self.device.has_volatile_cache => {
-                self.cached.push(Volatile { number: self.next, offset, data });
+                let is_durable = matches!(action, BlobFsAction::Write { durable: true, .. });
+                self.cached.push(Volatile { number: self.next, offset, data, is_durable });
                 self.next += 1;
             }
             Some((offset, data)) => self.durable[offset..offset + data.len()].copy_from_slice(&data),
@@ -92,12 +95,17 @@ impl Disk {
     /// in parts of what the device writes as a whole.
     pub(super) fn crash(&self, random: &mut WyRand) -> Disk {
         let in_flight = self.in_flight.values().filter_map(|(action, _)| Disk::writes(action));
-        let cached = self.cached.iter().map(|write| (write.offset, write.data.clone()));
+        let in_flight = in_flight.map(|(offset, data)| (offset, data, false));
+        let cached = self.cached.iter().map(|write| (write.offset, write.data.clone(), write.is_durable));
         let mut left = Disk::new(self.device);
         left.durable.clone_from(&self.durable);
         let unit = (self.device.atomic_write_bytes as usize).max(SECTOR);
         let (whole, chance) = (random.happens(400), [0, 150, 500, 850, 1000][random.index(5)]);
-        for (offset, data) in cached.chain(in_flight) {
+        for (offset, data, is_durable) in cached.chain(in_flight) {
+            if is_durable {
+                left.durable[offset..offset + data.len()].copy_from_slice(&data);
+                continue;
+            }
             let survives = random.happens(chance);
             let mut at = 0;
             while at < data.len() {

@@ -30,6 +30,9 @@ impl BlobFs {
                     continue;
                 }
             };
+            if let Some(opener) = task.ahead_of.and_then(|open| self.openers.get_mut(&open)) {
+                opener.ahead = None;
+            }
             if let Some(request) = task.request {
                 self.replies.push_back((request, result));
             }
@@ -48,6 +51,11 @@ impl BlobFs {
                 self.cut(task, file, fetched, offset, length);
                 Ok(())
             }
+            Step::CacheAhead { file, start, end } => {
+                let data = std::mem::take(&mut task.data);
+                self.cache.insert(file, start, &data[..(end - start) as usize]);
+                Ok(())
+            }
             Step::LoadEnd { file } => {
                 let start = self.node(file)?.size / self.block * self.block;
                 self.fetch(id, task, file, start, self.block as usize)
@@ -61,8 +69,16 @@ impl BlobFs {
                 Ok(())
             }
             Step::AddEnd { file, data } => self.add_end(file, &data),
-            Step::WriteOut { file, above } => self.write_out(id, task, file, above, u64::MAX),
-            Step::WriteOutTo { file, end } => self.write_out(id, task, file, 0, end),
+            Step::WriteEnd { file, data } => self.write_end(id, task, file, data),
+            Step::EndWritten { file, end, rest } => {
+                let node = self.node_mut(file)?;
+                node.size = end + rest.len() as u64;
+                let buffer = AppendBuffer { start: end, data: rest, written: 0 };
+                node.buffer = (!buffer.data.is_empty()).then_some(buffer);
+                Ok(())
+            }
+            Step::WriteOut { file, above } => self.write_out(id, task, file, above, u64::MAX, false),
+            Step::WriteThrough { file, end } => self.write_out(id, task, file, 0, end, true),
             Step::WrittenOut { file, end } => {
                 let block = self.block as usize;
                 if let Some(buffer) = &mut self.node_mut(file)?.buffer {
@@ -86,7 +102,7 @@ impl BlobFs {
                     self.cache.invalidate(file, patch.data.clone());
                 }
                 self.node_mut(file)?.needs_flush = true;
-                self.write_blocks(id, task, file, patch.start, patch.blocks)
+                self.write_blocks(id, task, file, patch.start, patch.blocks, false)
             }
             Step::Fill { file, end } => {
                 let (block, size) = (self.block, self.node(file)?.size);
@@ -220,6 +236,7 @@ impl BlobFs {
                 self.change(id, task, BlobChange::Resize { blob, clusters }, true)
             }
             Step::Unload => {
+                self.revoke_all_extents();
                 self.is_unloaded = true;
                 self.change(id, task, BlobChange::Unload, false)
             }
@@ -241,7 +258,7 @@ impl BlobFs {
                 }
                 self.node_mut(file)?.needs_flush = true;
                 // Zeroes as data: blocks that were deallocated would cost more with each write.
-                self.write_blocks(id, task, file, start, vec![0; (end - start) as usize])
+                self.write_blocks(id, task, file, start, vec![0; (end - start) as usize], false)
             }
             Step::WriteAhead { file, length } => {
                 task.steps.push_front(Step::LengthWritten { file, length });
@@ -312,7 +329,8 @@ impl BlobFs {
         if how.write {
             node.writer = Some(open.0);
         }
-        let opener = FileOpener { file, can_write: how.write, next_offset: 0, window: 0 };
+        let opener =
+            FileOpener { file, can_write: how.write, next_offset: 0, window: 0, ahead_end: 0, ahead: None };
         self.openers.insert(open, opener);
         task.reply = Some(BlobFsReply::Opened(open));
         Ok(())
@@ -356,6 +374,24 @@ impl BlobFs {
         Ok(())
     }
 
+    /// Writes data at the end of a file, whose size is a multiple of a block and of which nothing is in memory.
+    fn write_end(
+        &mut self,
+        id: u64,
+        task: &mut Task,
+        file: FileNumber,
+        mut data: Vec<u8>,
+    ) -> Result<(), BlobFsError> {
+        let block = self.block as usize;
+        let rest = data.split_off(data.len() / block * block);
+        let node = self.node_mut(file)?;
+        (node.buffer, node.needs_flush) = (None, true);
+        let (start, end) = (node.size, node.size + data.len() as u64);
+        self.cache.invalidate(file, start..end + rest.len() as u64);
+        task.steps.push_front(Step::EndWritten { file, end, rest });
+        self.write_blocks(id, task, file, start, data, false)
+    }
+
     fn write_out(
         &mut self,
         id: u64,
@@ -363,8 +399,9 @@ impl BlobFs {
         file: FileNumber,
         above: usize,
         until: u64,
+        through: bool,
     ) -> Result<(), BlobFsError> {
-        let block = self.block as usize;
+        let (block, has_cache) = (self.block as usize, self.has_volatile_cache);
         let node = self.node_mut(file)?;
         let Some(buffer) = &node.buffer else { return Ok(()) };
         if !buffer.is_dirty() || buffer.data.len() < above {
@@ -379,9 +416,11 @@ impl BlobFs {
         let mut data = buffer.data[from..end].to_vec();
         data.resize(data.len().next_multiple_of(block), 0);
         let start = buffer.start + from as u64;
-        node.needs_flush = true;
+        let durable = through && has_cache && !node.needs_flush;
+        node.needs_flush = !durable;
+        let durable = durable && !self.has_fault(FileFault::LogInCache);
         task.steps.push_front(Step::WrittenOut { file, end });
-        self.write_blocks(id, task, file, start, data)
+        self.write_blocks(id, task, file, start, data, durable)
     }
 
     fn grow(

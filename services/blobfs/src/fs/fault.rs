@@ -34,11 +34,13 @@ pub(crate) enum FileFault {
     LogBlocksUnordered,
     /// A log that is closed keeps its length ahead.
     LogNotShortened,
+    /// A sync of a log leaves its write in the device's cache.
+    LogInCache,
 }
 
 impl FileFault {
     #[cfg(test)]
-    pub(crate) const ALL: [FileFault; 15] = [
+    pub(crate) const ALL: [FileFault; 16] = [
         FileFault::LengthBeforeData,
         FileFault::FlushLeftOut,
         FileFault::LengthLeftOut,
@@ -54,5 +56,6 @@ impl FileFault {
         FileFault::LogNotZeroed,
         FileFault::LogBlocksUnordered,
         FileFault::LogNotShortened,
+        FileFault::LogInCache,
     ];
 }

@@ -78,7 +78,7 @@ impl BlobFs {
         Ok(())
     }
 
-    /// Writes blocks of a file, whose clusters are allocated.
+    /// Writes blocks of a file, whose clusters are allocated; past the device's cache if `durable`.
     pub(super) fn write_blocks(
         &mut self,
         id: u64,
@@ -86,6 +86,7 @@ impl BlobFs {
         file: FileNumber,
         start: u64,
         data: Vec<u8>,
+        durable: bool,
     ) -> Result<(), BlobFsError> {
         let segments = self.segments(self.blob_of(file)?, start, data.len() as u64)?;
         if !segments.iter().all(|segment| matches!(segment, BlobSegment::Device { .. })) {
@@ -97,7 +98,7 @@ impl BlobFs {
             let BlobSegment::Device { offset, length } = segment else { continue };
             let after = rest.split_off(length as usize);
             let data = std::mem::replace(&mut rest, after);
-            self.push_io(TaskIo::Task { task: id, epoch }, BlobFsAction::Write { offset, data });
+            self.push_io(TaskIo::Task { task: id, epoch }, BlobFsAction::Write { offset, data, durable });
             task.pending += 1;
         }
         Ok(())
@@ -185,15 +186,19 @@ impl BlobFs {
     /// Takes I/O and events of the store. Whether there were events.
     pub(super) fn take_store(&mut self) -> bool {
         let mut has_events = false;
+        let oldest_read = self.oldest_read();
         while let Some(store) = &mut self.store {
-            let oldest = self.epochs.keys().next().copied().unwrap_or(store.epoch());
+            let in_use = self.epochs.keys().next().copied().into_iter().chain(oldest_read).min();
+            let oldest = in_use.unwrap_or(store.epoch());
             if oldest > self.released {
                 self.released = oldest;
                 store.release(oldest);
             }
             if let Some(io) = store.next_io() {
                 let action = match io.action {
-                    StoreAction::Write { offset, data } => BlobFsAction::Write { offset, data },
+                    StoreAction::Write { offset, data } => {
+                        BlobFsAction::Write { offset, data, durable: false }
+                    }
                     StoreAction::WriteZeroes { offset, bytes } => BlobFsAction::WriteZeroes { offset, bytes },
                     StoreAction::Deallocate { offset, bytes } => BlobFsAction::Deallocate { offset, bytes },
                     StoreAction::Flush => BlobFsAction::Flush,

@@ -5,6 +5,7 @@
 //! changes it alone; requests on different files do not wait for each other.
 
 mod execute;
+mod extents;
 mod fault;
 mod io;
 mod plan;
@@ -19,6 +20,7 @@ use blobstore::{
 
 use crate::cache::ReadCache;
 use crate::error::{BlobFsError, NoBlobFs};
+use crate::extents::ReadLease;
 use crate::file::FileNode;
 use crate::index::{DirectoryNumber, FileIndex, FileNumber, IndexEntry};
 use crate::load::{FileFinding, LoadedFiles, load_files};
@@ -40,6 +42,8 @@ pub const LOG_AHEAD_BYTES: u64 = 1 << 20;
 pub const LOG_BLOCK_BYTES: u64 = 32 << 10;
 /// Bytes that a file keeps in memory while it is appended to, before they are written.
 const BUFFER_BYTES_MAX: usize = 256 << 10;
+/// Bytes of an append that is written at once, without a copy in memory.
+const LARGE_APPEND_BYTES: usize = 32 << 10;
 
 /// What files may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,7 +59,7 @@ pub struct BlobFsOptions {
 
 impl Default for BlobFsOptions {
     fn default() -> BlobFsOptions {
-        BlobFsOptions { cache_bytes: 32 << 20, read_ahead_bytes: 1 << 20, preallocate_bytes: 16 << 20 }
+        BlobFsOptions { cache_bytes: 32 << 20, read_ahead_bytes: 1 << 20, preallocate_bytes: 64 << 20 }
     }
 }
 
@@ -79,6 +83,17 @@ struct FileOpener {
     next_offset: u64,
     /// Bytes to read ahead.
     window: usize,
+    /// Where what was read ahead ends.
+    ahead_end: u64,
+    /// What is being read ahead: reads of it wait.
+    ahead: Option<FileRange>,
+}
+
+/// A range of a file.
+#[derive(Clone, Copy, Debug)]
+struct FileRange {
+    start: u64,
+    end: u64,
 }
 
 /// Files on a blobstore, on the core that owns the store.
@@ -111,6 +126,10 @@ pub struct BlobFs {
     /// I/O in flight by states of the store.
     epochs: BTreeMap<u64, u32>,
     released: u64,
+    /// Of files with snapshots of their extents.
+    leases: BTreeMap<FileNumber, Arc<ReadLease>>,
+    /// Leases that were revoked while threads read, with the state of the store then.
+    revoked: Vec<(u64, Arc<ReadLease>)>,
     replies: VecDeque<(BlobFsRequestId, Result<BlobFsReply, BlobFsError>)>,
     next_request: u64,
     next_task: u64,
@@ -204,6 +223,8 @@ impl BlobFs {
             ready: VecDeque::new(),
             in_flight: BTreeMap::new(),
             epochs: BTreeMap::new(),
+            leases: BTreeMap::new(),
+            revoked: Vec::new(),
             replies: VecDeque::new(),
             next_request: 0,
             next_task: 0,
@@ -373,6 +394,9 @@ impl BlobFs {
         });
         let waiting: Vec<u64> = waiting.collect();
         waiting.into_iter().for_each(|task| self.advance(task));
+        if self.is_broken() {
+            self.revoke_all_extents();
+        }
         while self.take_store() | self.start_requests() {}
     }
 
@@ -401,7 +425,7 @@ impl BlobFs {
                 }
             };
             let is_used = self.tasks.values().any(|task| task.locks.conflicts(&locks));
-            if is_used || blocked.conflicts(&locks) {
+            if is_used || self.awaits_read_ahead(&request) || blocked.conflicts(&locks) {
                 blocked.add(locks);
                 self.queue.push_back((id, request));
                 continue;

@@ -1,8 +1,11 @@
 //! What a request has for itself, and its steps.
 
 use super::fault::FileFault;
-use super::task::{Step, TaskLocks};
-use super::{BUFFER_BYTES_MAX, BlobFs, FileOpener, LOG_AHEAD_BYTES, LOG_BLOCK_BYTES, REQUEST_BYTES_MAX};
+use super::task::{Step, Task, TaskLocks};
+use super::{
+    BUFFER_BYTES_MAX, BlobFs, FileOpener, FileRange, LARGE_APPEND_BYTES, LOG_AHEAD_BYTES, LOG_BLOCK_BYTES,
+    REQUEST_BYTES_MAX,
+};
 use crate::cache::CHUNK_BYTES;
 use crate::error::BlobFsError;
 use crate::file::FileNode;
@@ -49,7 +52,7 @@ impl BlobFs {
             }
             Close { open } => TaskLocks::names([self.opener(*open)?.file]),
             Read { open, .. } => TaskLocks::file(self.opener(*open)?.file, false),
-            Write { open, .. } | Append { open, .. } | Truncate { open, .. } => {
+            Write { open, .. } | Append { open, .. } | Truncate { open, .. } | Allocate { open, .. } => {
                 TaskLocks::file(self.writer(*open)?.file, true)
             }
             Sync { open } | SyncLog { open } => TaskLocks::file(self.opener(*open)?.file, true),
@@ -102,6 +105,10 @@ impl BlobFs {
             Truncate { open, size } => {
                 let file = self.writer(open)?.file;
                 self.plan_truncate(file, size)
+            }
+            Allocate { open, size } => {
+                let file = self.writer(open)?.file;
+                self.plan_allocate(file, size)
             }
             Sync { open } => {
                 let file = self.opener(open)?.file;
@@ -161,6 +168,9 @@ impl BlobFs {
                     return Err(BlobFsError::Locked);
                 }
                 let is_empty = node.size == 0 && node.durable == 0;
+                if how.write {
+                    self.revoke_extents(file);
+                }
                 let mut steps = match how.truncate && !is_empty {
                     true => self.plan_truncate(file, 0)?,
                     false => Vec::new(),
@@ -187,9 +197,13 @@ impl BlobFs {
         if can_write {
             node.writer = None;
         }
-        if node.is_unlinked {
+        let (is_last, is_unlinked) = (node.opens == 0, node.is_unlinked);
+        if is_last {
+            self.revoke_extents(file);
+        }
+        if is_unlinked {
             let delete = vec![Step::DeleteFile { file }, Step::FileDeleted { file }];
-            return Ok(if node.opens == 0 { delete } else { Vec::new() });
+            return Ok(if is_last { delete } else { Vec::new() });
         }
         Ok(match can_write {
             true => {
@@ -234,6 +248,7 @@ impl BlobFs {
         let from_device = device_end.min(end).saturating_sub(offset) as usize;
         if from_device == 0 || self.cache.read(file, offset, &mut data[..from_device]) {
             self.overlay(file, offset, &mut data);
+            self.read_ahead(open, end, device_end);
             return done(data);
         }
         let start = if window > 0 { offset / CHUNK_BYTES * CHUNK_BYTES } else { offset / block * block };
@@ -242,10 +257,38 @@ impl BlobFs {
         let ahead = if window > 0 { ahead.min(device_end) } else { 0 };
         let bytes = ahead.max(end).next_multiple_of(block) - start;
         let fetched = start;
+        if let Some(opener) = self.openers.get_mut(&open) {
+            opener.ahead_end = ahead;
+        }
         Ok(vec![
             Step::Fetch { file, start, bytes: bytes as usize },
             Step::Cut { file, fetched, offset, length },
         ])
+    }
+
+    /// Begins to read ahead for an opener that has read up to `end`, when it has read half of what there is.
+    fn read_ahead(&mut self, open: OpenNumber, end: u64, device_end: u64) {
+        let Some(opener) = self.openers.get_mut(&open) else { return };
+        let (file, window) = (opener.file, opener.window as u64);
+        let start = opener.ahead_end.max(end.next_multiple_of(CHUNK_BYTES));
+        let is_near = window > 0 && start - end <= window / 2;
+        let until = (end + window).next_multiple_of(CHUNK_BYTES).min(device_end);
+        if !is_near || opener.ahead.is_some() || !start.is_multiple_of(CHUNK_BYTES) || until <= start {
+            return;
+        }
+        opener.ahead = Some(FileRange { start, end: until });
+        opener.ahead_end = until;
+        let bytes = (until - start).next_multiple_of(self.block) as usize;
+        let steps = [Step::Fetch { file, start, bytes }, Step::CacheAhead { file, start, end: until }];
+        let locks = TaskLocks::file(file, false);
+        self.add_task(Task { locks, steps: steps.into(), ahead_of: Some(open), ..Task::default() });
+    }
+
+    /// Whether a request reads what is being read ahead.
+    pub(super) fn awaits_read_ahead(&self, request: &BlobFsRequest) -> bool {
+        let BlobFsRequest::Read { open, offset, length } = request else { return false };
+        let ahead = self.openers.get(open).and_then(|opener| opener.ahead);
+        ahead.is_some_and(|range| *offset < range.end && offset.saturating_add(*length as u64) > range.start)
     }
 
     fn check_length(offset: u64, length: usize) -> Result<u64, BlobFsError> {
@@ -262,8 +305,13 @@ impl BlobFs {
         let buffered = node.buffer.as_ref().map_or(0, |buffer| buffer.data.len());
         // What is written before its sync may be there behind a gap.
         let is_early = buffered + data.len() >= BUFFER_BYTES_MAX;
-        let mut steps = if is_early { self.shorten_log(file) } else { Vec::new() };
+        let is_large = data.len() >= LARGE_APPEND_BYTES && (is_early || !node.is_ahead());
+        let mut steps = if is_early || is_large { self.shorten_log(file) } else { Vec::new() };
         let node = self.node(file)?;
+        if is_large && buffered == 0 && node.size % self.block == 0 {
+            steps.extend([Step::Grow { file, end, exact: false }, Step::WriteEnd { file, data }]);
+            return Ok(steps);
+        }
         if node.buffer.is_none() && node.size % self.block != 0 {
             steps.extend([Step::LoadEnd { file }, Step::EndLoaded { file }]);
         }
@@ -320,6 +368,15 @@ impl BlobFs {
         Ok(steps)
     }
 
+    fn plan_allocate(&self, file: FileNumber, size: u64) -> Result<Vec<Step>, BlobFsError> {
+        Self::check_length(size, 0)?;
+        let has = u64::from(self.clusters_of(self.node(file)?)) * self.cluster_bytes();
+        Ok(match size.saturating_sub(has) <= self.free_bytes() / 2 {
+            true => vec![Step::Grow { file, end: size, exact: true }],
+            false => Vec::new(),
+        })
+    }
+
     /// Data, then a flush for all, then lengths and names.
     fn sync_steps(&self, files: Vec<FileNumber>) -> Vec<Step> {
         let mut steps: Vec<Step> = files.iter().flat_map(|file| self.shorten_log(*file)).collect();
@@ -360,11 +417,12 @@ impl BlobFs {
         let dirty = node.flushed / LOG_BLOCK_BYTES..node.size.div_ceil(LOG_BLOCK_BYTES);
         if node.is_published && node.durable >= node.size && dirty.end - dirty.start.min(dirty.end) <= 2 {
             let mut steps = Vec::new();
+            // A write past the device's cache needs no flush: one I/O instead of two.
             if dirty.end > dirty.start + 1 && !self.has_fault(FileFault::LogBlocksUnordered) {
-                steps.push(Step::WriteOutTo { file, end: (dirty.start + 1) * LOG_BLOCK_BYTES });
+                steps.push(Step::WriteThrough { file, end: (dirty.start + 1) * LOG_BLOCK_BYTES });
                 steps.extend(flush());
             }
-            steps.push(write_out);
+            steps.push(Step::WriteThrough { file, end: u64::MAX });
             steps.extend(flush());
             return Ok(steps);
         }

@@ -62,6 +62,12 @@ pub(super) enum Step {
         offset: u64,
         length: usize,
     },
+    /// Caches what was read ahead.
+    CacheAhead {
+        file: FileNumber,
+        start: u64,
+        end: u64,
+    },
     /// Begins the buffer of appends with the last block, of which a part is on the device.
     LoadEnd {
         file: FileNumber,
@@ -75,13 +81,25 @@ pub(super) enum Step {
         file: FileNumber,
         data: Vec<u8>,
     },
+    /// Writes data at the end of the file, a multiple of a block, past the buffer.
+    WriteEnd {
+        file: FileNumber,
+        data: Vec<u8>,
+    },
+    /// Its whole blocks are written; the rest is the buffer.
+    EndWritten {
+        file: FileNumber,
+        end: u64,
+        rest: Vec<u8>,
+    },
     /// Writes the buffer; `above` is the size that it may have without.
     WriteOut {
         file: FileNumber,
         above: usize,
     },
-    /// Writes the buffer up to a place in the file, a multiple of a block.
-    WriteOutTo {
+    /// Writes the buffer up to a place in the file, a multiple of a block, or its end. It is durable then, if
+    /// nothing else of the file awaits a flush.
+    WriteThrough {
         file: FileNumber,
         end: u64,
     },
@@ -268,6 +286,8 @@ pub(super) struct Task {
     pub(super) patch: Option<PendingPatch>,
     pub(super) blob: Option<blobstore::BlobId>,
     pub(super) reply: Option<BlobFsReply>,
+    /// The opener that it reads ahead for.
+    pub(super) ahead_of: Option<OpenNumber>,
 }
 
 /// What an I/O is for.
