@@ -285,6 +285,12 @@ fn stores_of_others_are_refused_by_name() {
     // SPDK takes a store without a type for one of files.
     let files = BlockingBlobFs::load(flat_store([0; 16], &[("a", 1, false)]), options()).unwrap();
     assert_eq!(names(&files, ""), ["a"]);
+    // It has the type with the first change, and stays a store of files without any.
+    files.unlink(b"a").unwrap();
+    files.unload().unwrap();
+    let files = reload(files);
+    assert_eq!(names(&files, ""), [""; 0]);
+    files.inspect(|fs| assert_eq!(fs.blobs().super_block().store_type, STORE_TYPE));
     let error = refused(MemoryDevice::new(1 << 20));
     assert!(error.to_string().starts_with("there is no blobstore"), "{error}");
 }

@@ -158,7 +158,11 @@ impl BlobFs {
         options: BlobFsOptions,
     ) -> Result<BlobFs, NoBlobFs> {
         let loaded = load_files(&store)?;
-        let open = OpenBlobStore::open(store.clone(), device);
+        let mut open = OpenBlobStore::open(store.clone(), device);
+        if store.super_block().store_type != STORE_TYPE {
+            // Without a type it would be no store of files any more when its last file is deleted.
+            open.set_store_type(STORE_TYPE);
+        }
         Ok(BlobFs::new(Some(open), store, device, options, loaded))
     }
 
