@@ -43,7 +43,10 @@ const ORDER_WITHIN: [(&str, &[&str]); 9] = [
     ("services", &["blobstore", "lvol", "blobfs"]),
     ("targets", &["shell", "nvme-controller", "scsi", "*"]),
     ("store", &["cluster-map", "oplog", "objects", "replica", "link", "image", "node", "client"]),
-    ("lab", &["perf-counters", "device-model", "io-engines", "workload", "experiments", "report"]),
+    (
+        "lab",
+        &["perf-counters", "device-model", "ioat-model", "io-engines", "workload", "experiments", "report"],
+    ),
 ];
 
 /// Layers that may use `unsafe` and so need no `#![forbid(unsafe_code)]`.

@@ -14,6 +14,10 @@ pub const RING_ENTRIES_MAX: u32 = 1 << 15;
 const RING_ENTRIES_MIN: u32 = 4;
 /// How long the engine may take to stop, to reset and to start, each, as the kernel's driver allows it.
 const STEP_TIMEOUT_NS: u64 = 20_000_000;
+/// How long a ring may have descriptors of which none completes, as in the kernel's driver.
+const COMPLETION_TIMEOUT_NS: u64 = 200_000_000;
+/// Most faults in a row, halts and time-outs, after which the channel is reset: each costs milliseconds.
+const FAULTS_MAX: u32 = 8;
 /// Interval of looks at the registers meanwhile.
 const RECHECK_NS: u64 = 10_000;
 
@@ -57,6 +61,10 @@ pub struct IoatChannel<D, T> {
     /// Of requests that never reach the ring.
     rejected: Vec<IoatCompletion<T>>,
     resets: u64,
+    /// Since this time no descriptor of those in the ring has completed.
+    waits_since_ns: Option<u64>,
+    /// Faults since the last request that was executed.
+    faults: u32,
 }
 
 impl<D: IoatDevice, T> IoatChannel<D, T> {
@@ -93,6 +101,8 @@ impl<D: IoatDevice, T> IoatChannel<D, T> {
             jobs: VecDeque::new(),
             rejected: Vec::new(),
             resets: 0,
+            waits_since_ns: None,
+            faults: 0,
         };
         channel.reset(now_ns);
         Ok(channel)
@@ -122,6 +132,11 @@ impl<D: IoatDevice, T> IoatChannel<D, T> {
     }
 
     /// Its device.
+    pub fn device(&self) -> &D {
+        &self.device
+    }
+
+    /// Its device, to change it.
     pub fn device_mut(&mut self) -> &mut D {
         &mut self.device
     }
@@ -129,7 +144,8 @@ impl<D: IoatDevice, T> IoatChannel<D, T> {
     /// Ends the use of the device. What requests own is returned, also if the channel has failed: the caller
     /// has made sure that the engine writes no memory any more, as by disabling its DMA.
     pub fn into_parts(self) -> (D, Vec<T>) {
-        (self.device, self.jobs.into_iter().map(|job| job.owned).collect())
+        let rejected = self.rejected.into_iter().map(|one| one.owned);
+        (self.device, self.jobs.into_iter().map(|job| job.owned).chain(rejected).collect())
     }
 
     /// Takes requests as far as the ring has entries, and tells the engine once.
@@ -172,6 +188,11 @@ impl<D: IoatDevice, T> IoatChannel<D, T> {
             }
         }
         self.give();
+    }
+
+    /// Whether an operation is executed, and not rejected for its length or because the engine cannot fill.
+    pub fn accepts(&self, op: &IoatOp) -> bool {
+        self.check(op).is_ok()
     }
 
     /// The number of descriptors of an operation.
@@ -234,7 +255,8 @@ impl<D: IoatDevice, T> IoatChannel<D, T> {
         sink.append(&mut self.rejected);
         match self.state {
             State::Ready if self.tail != self.given => self.poll_ready(now_ns, sink),
-            State::Ready | State::Failed(_) => {}
+            State::Ready => self.waits_since_ns = None,
+            State::Failed(_) => {}
             State::Suspending(since_ns) => self.poll_suspending(now_ns, since_ns),
             State::Resetting(since_ns) => self.poll_resetting(now_ns, since_ns, sink),
             State::Starting(since_ns) => self.poll_starting(now_ns, since_ns),
@@ -259,20 +281,36 @@ impl<D: IoatDevice, T> IoatChannel<D, T> {
         match status.state {
             ChannelState::Unknown(state) => self.state = State::Failed(IoatFailure::State(state)),
             ChannelState::Halted => self.halted(now_ns, sink),
-            _ => {
-                if let Err(failure) = self.advance(status.completed, sink) {
-                    self.state = State::Failed(failure);
+            _ => match self.advance(status.completed, sink) {
+                Err(failure) => self.state = State::Failed(failure),
+                Ok(true) => self.waits_since_ns = Some(now_ns),
+                Ok(false) => {
+                    let since_ns = *self.waits_since_ns.get_or_insert(now_ns);
+                    if now_ns.saturating_sub(since_ns) >= COMPLETION_TIMEOUT_NS {
+                        self.recover(now_ns);
+                    }
                 }
-            }
+            },
         }
     }
 
-    /// Completes all requests up to a descriptor.
-    fn advance(&mut self, completed: u64, sink: &mut Vec<IoatCompletion<T>>) -> Result<(), IoatFailure> {
+    /// Resets the channel after a fault, or gives it up after too many.
+    #[cold]
+    fn recover(&mut self, now_ns: u64) {
+        self.faults += 1;
+        if self.faults > FAULTS_MAX {
+            self.state = State::Failed(IoatFailure::Faults(self.faults));
+        } else {
+            self.reset(now_ns);
+        }
+    }
+
+    /// Completes all requests up to a descriptor. Whether there is one that had not completed before.
+    fn advance(&mut self, completed: u64, sink: &mut Vec<IoatCompletion<T>>) -> Result<bool, IoatFailure> {
         let last = self.tail.wrapping_sub(1);
         if completed == 0 || completed == self.address(last) {
             // It is where it was: before the first, or at the last that was seen.
-            return Ok(());
+            return Ok(false);
         }
         let unknown = Err(IoatFailure::Completion(completed));
         let Some(offset) = completed.checked_sub(self.ring_address) else { return unknown };
@@ -290,9 +328,10 @@ impl<D: IoatDevice, T> IoatChannel<D, T> {
             && self.tail.wrapping_sub(job.last) as i32 > 0
             && let Some(job) = self.jobs.pop_front()
         {
+            self.faults = 0;
             sink.push(IoatCompletion { owned: job.owned, result: Ok(()) });
         }
-        Ok(())
+        Ok(true)
     }
 
     /// The engine has stopped at a descriptor. The request fails that has it, and those behind it.
@@ -307,7 +346,7 @@ impl<D: IoatDevice, T> IoatChannel<D, T> {
         if let Some(job) = self.jobs.front_mut() {
             job.error = Some(IoatError::Halted(errors));
         }
-        self.reset(now_ns);
+        self.recover(now_ns);
     }
 
     /// Resets the channel: what is in the ring fails with [`IoatError::Aborted`], once the engine has
@@ -317,6 +356,7 @@ impl<D: IoatDevice, T> IoatChannel<D, T> {
             return;
         }
         self.resets += 1;
+        self.waits_since_ns = None;
         let status = ChannelStatus::decode(self.device.read_u64(registers::CHANNEL_STATUS));
         match status.state {
             ChannelState::Active | ChannelState::Idle | ChannelState::Armed => {

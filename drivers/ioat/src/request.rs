@@ -26,7 +26,8 @@ pub enum IoatOp {
 }
 
 impl IoatOp {
-    pub(crate) fn bytes(&self) -> u64 {
+    /// Bytes of the destination.
+    pub fn bytes(&self) -> u64 {
         match self {
             IoatOp::Copy { bytes, .. } | IoatOp::Fill { bytes, .. } => *bytes,
         }
@@ -101,6 +102,9 @@ pub enum IoatFailure {
     /// It reports a descriptor that it does not have.
     #[error("the engine reports descriptor {0:#x}, which it was not given")]
     Completion(u64),
+    /// So many times in a row it has halted, or has completed nothing in time.
+    #[error("the channel has halted or completed nothing {0} times in a row")]
+    Faults(u32),
     /// It reports a state that there is not: it may be gone.
     #[error("the channel is in state {0}: the engine is gone, or broken")]
     State(u8),

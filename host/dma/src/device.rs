@@ -22,6 +22,7 @@ mod tests;
 use std::sync::Arc;
 
 pub use addresses::{ChunkAddress, DeviceAddresses};
+pub use lent::RegionState;
 pub use mappings::{DeviceMappings, MappingConfig};
 
 use crate::arena::ChunkMemory;

@@ -35,7 +35,7 @@ mod sigbus;
 pub use arena::{Arena, ArenaConfig, Backing, CHUNK_BYTES, ChunkMemory};
 pub use buffer::{Buffer, DeviceBuffer};
 pub use data::{Data, Slices};
-pub use device::{ChunkAddress, DeviceAddresses, DeviceMappings, Dma, DmaError, MappingConfig};
+pub use device::{ChunkAddress, DeviceAddresses, DeviceMappings, Dma, DmaError, MappingConfig, RegionState};
 pub use entry_ring::{EntryRing, EntryRingView};
 pub use external::ExternalMemory;
 pub use parcel::Parcel;

@@ -3,7 +3,7 @@
 mod mapping;
 mod volatile;
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -91,6 +91,22 @@ impl SharedRegion {
         let size = checked_size(bytes)?;
         let start = crate::arena::map(size, MapFlags::PRIVATE | MapFlags::NORESERVE);
         Ok(SharedRegion::from_mapping(start.ok_or(RegionError::NoMemory(bytes))?, size, true, true))
+    }
+
+    /// As [`new`](Self::new), in a memfd, so that a device in another process can map it too
+    /// ([`RegionMapping::file`]). Pages that were written once stay allocated: [`zero`](Self::zero) writes them,
+    /// because a device that has pinned a page goes on to use that one.
+    pub fn new_shared(bytes: u64) -> Result<SharedRegion, RegionError> {
+        let failed = |errno: rustix::io::Errno| RegionError::Map { bytes, errno: errno.raw_os_error() };
+        checked_size(bytes)?;
+        let file = rustix::fs::memfd_create("ringbolt-region", rustix::fs::MemfdFlags::CLOEXEC);
+        let file = Arc::new(file.map_err(failed)?);
+        // Devices map whole pages.
+        let whole = bytes.next_multiple_of(rustix::param::page_size() as u64);
+        rustix::fs::ftruncate(&file, whole).map_err(failed)?;
+        let region = SharedRegion::map(file.as_fd(), 0, bytes, true)?;
+        region.mapping.set_file(file);
+        Ok(region)
     }
 
     /// Maps `bytes` bytes of a file or device from `offset`, shared with all its other mappings.
@@ -303,6 +319,26 @@ mod tests {
             expected[offset..offset + bytes].fill(0);
             assert!(all == expected, "after zeroing {bytes} at {offset}");
         }
+    }
+
+    /// A device that has pinned a page goes on to use that one: a page that is zeroed must stay the same.
+    #[test]
+    #[cfg_attr(miri, ignore = "Miri does not implement memfd")]
+    fn a_shared_region_in_a_file_keeps_its_pages_and_others_can_map_it() {
+        const BYTES: u64 = 3 * 4096 + 100;
+        let region = SharedRegion::new_shared(BYTES).unwrap();
+        let file = region.mapping().file().unwrap().clone();
+        let (other, offset) = SharedRegion::map_peer_memory(file.as_fd(), 0, 4 * 4096).unwrap();
+        assert_eq!((offset, region.len()), (0, BYTES));
+        region.write(BYTES - 4, b"ring");
+        assert_eq!(other.snapshot::<4>(BYTES - 4), *b"ring");
+        region.write(4096, &[7; 4096]);
+        let before = rustix::fs::fstat(&file).unwrap().st_blocks;
+        region.zero(0, BYTES);
+        assert_eq!((other.load_u64(4096), other.load_u32(BYTES - 4)), (0, 0));
+        assert!(rustix::fs::fstat(&file).unwrap().st_blocks >= before, "pages were discarded");
+        assert!(SharedRegion::new(4096).unwrap().mapping().file().is_none());
+        assert_eq!(SharedRegion::new_shared(0).err(), Some(RegionError::Size(0)));
     }
 
     #[test]

@@ -23,6 +23,7 @@ mod error;
 mod flock;
 mod function;
 mod hotplug;
+mod ioat_ids;
 mod iova;
 mod pagemap;
 mod sysfs;
@@ -34,6 +35,7 @@ pub use address::{PciAddress, PciAddressError};
 pub use error::PciError;
 pub use function::{PciBackend, PciFunction};
 pub use hotplug::{HotplugEvent, HotplugMonitor, Uevent, UeventKind};
+pub use ioat_ids::is_ioat;
 pub use sysfs::{
     BarKind, NVME_CLASS, PciBar, PciFunctionInfo, Sysfs, bars, config_space, enumerate, function_info,
     is_for_user_space,

@@ -87,6 +87,18 @@ const NAMES: [&str; 19] = [
 impl ChannelErrors {
     /// An address of the source that the engine cannot read.
     pub const SOURCE_ADDRESS: ChannelErrors = ChannelErrors(1 << 0);
+    /// An address of the destination that it cannot write.
+    pub const DESTINATION_ADDRESS: ChannelErrors = ChannelErrors(1 << 1);
+    /// A descriptor's address that it cannot read.
+    pub const NEXT_ADDRESS: ChannelErrors = ChannelErrors(1 << 2);
+    /// Reading data failed.
+    pub const READ_DATA: ChannelErrors = ChannelErrors(1 << 8);
+    /// Writing data failed.
+    pub const WRITE_DATA: ChannelErrors = ChannelErrors(1 << 9);
+    /// A descriptor's control field is invalid.
+    pub const CONTROL: ChannelErrors = ChannelErrors(1 << 10);
+    /// The completion address cannot be written.
+    pub const COMPLETION_ADDRESS: ChannelErrors = ChannelErrors(1 << 12);
     /// A descriptor's length is 0, or more than the engine takes.
     pub const LENGTH: ChannelErrors = ChannelErrors(1 << 11);
 }

@@ -1,3 +1,4 @@
+use ioat_model::IoatFault;
 use proptest::prelude::*;
 
 use super::model::{DATA_BYTES, MEMORY_AT, Model, RING_AT};
@@ -78,7 +79,7 @@ fn what_does_not_fit_the_ring_stays_in_the_batch() {
 #[test]
 fn invalid_requests_are_errors_and_others_go_on() {
     let mut model = Model::new(8);
-    model.capabilities = 0;
+    model.engine.capabilities = 0;
     let (mut channel, now_ns) = started(model);
     let fill = IoatOp::Fill { pattern: 0, to: MEMORY_AT, bytes: 8 };
     let overflow = IoatOp::Copy { from: u64::MAX - 7, to: MEMORY_AT, bytes: 8 };
@@ -145,8 +146,8 @@ fn an_engine_that_does_not_stop_keeps_the_memory_of_its_requests() {
     for (suspends, failure) in [(false, IoatFailure::SuspendTimeout), (true, IoatFailure::ResetTimeout)] {
         let (mut channel, mut now_ns) = started(Model::new(16));
         channel.submit(&mut vec![copy(1, 0, 64, 8)]);
-        channel.device_mut().ignores_suspend = !suspends;
-        channel.device_mut().ignores_reset = suspends;
+        let fault = if suspends { IoatFault::NoReset } else { IoatFault::NoSuspend };
+        channel.device_mut().engine.inject(fault);
         channel.reset(now_ns);
         assert!(settle(&mut channel, &mut now_ns).is_empty());
         assert_eq!((channel.failure(), channel.deadline(now_ns)), (Some(failure), None));
@@ -172,14 +173,13 @@ fn engines_that_are_not_known_or_do_not_start_are_refused() {
             }
         }
     };
-    assert_eq!(refused(&|model| model.version = 0x20), IoatFailure::Version(0x20));
-    assert_eq!(refused(&|model| model.version = 0x40), IoatFailure::Version(0x40));
+    assert_eq!(refused(&|model| model.engine.version = 0x20), IoatFailure::Version(0x20));
+    assert_eq!(refused(&|model| model.engine.version = 0x40), IoatFailure::Version(0x40));
     assert_eq!(refused(&|model| model.is_gone = true), IoatFailure::Version(0xff));
-    assert_eq!(refused(&|model| model.transfer_capacity = 11), IoatFailure::TransferCapacity(11));
-    assert_eq!(refused(&|model| model.ignores_descriptors = true), IoatFailure::StartTimeout);
-    let errors = ChannelErrors(1 << 4);
-    let halts = |model: &mut Model| model.halts_after = Some((0, errors));
-    assert_eq!(refused(&halts), IoatFailure::Start(errors));
+    assert_eq!(refused(&|model| model.engine.transfer_capacity = 11), IoatFailure::TransferCapacity(11));
+    assert_eq!(refused(&|model| model.engine.inject(IoatFault::StopAfter(0))), IoatFailure::StartTimeout);
+    let halts = |model: &mut Model| model.engine.inject(IoatFault::HaltEvery(1));
+    assert_eq!(refused(&halts), IoatFailure::Start(ChannelErrors::READ_DATA));
     assert_eq!(refused(&|model| model.forged = Some(RING_AT + 64)), IoatFailure::Completion(RING_AT + 64));
     for entries in [2, RING_ENTRIES_MAX * 2] {
         assert_eq!(Channel::start(Model::new(entries), 0).err(), Some(IoatFailure::Ring(entries)));
@@ -204,16 +204,80 @@ fn a_word_that_no_engine_writes_fails_the_channel() {
     }
 }
 
+/// Polls a channel whose engine takes steps, for a time.
+fn run(channel: &mut Channel, now_ns: &mut u64, time_ns: u64) -> Vec<IoatCompletion<u64>> {
+    let (mut sink, end_ns) = (Vec::new(), *now_ns + time_ns);
+    while *now_ns < end_ns {
+        channel.device_mut().step(8);
+        channel.poll(*now_ns, &mut sink);
+        *now_ns += RECHECK_NS * 10;
+    }
+    sink
+}
+
+#[test]
+fn an_engine_that_completes_nothing_is_reset_and_given_up_when_that_does_not_help() {
+    let (mut channel, mut now_ns) = started(Model::new(16));
+    // One was executed at the start.
+    channel.device_mut().engine.inject(IoatFault::StallAfter(2));
+    channel.submit(&mut vec![copy(1, 0, 64, 8), copy(2, 0, 64, 8)]);
+    let sink = run(&mut channel, &mut now_ns, COMPLETION_TIMEOUT_NS - 2 * RECHECK_NS * 10);
+    assert_eq!(results(&sink), [(1, Ok(()))], "the time is not over");
+    channel.device_mut().engine.clear_faults();
+    channel.device_mut().engine.inject(IoatFault::StopAfter(2));
+    let sink = run(&mut channel, &mut now_ns, COMPLETION_TIMEOUT_NS / 2);
+    assert_eq!((results(&sink), channel.resets()), (vec![(2, Err(IoatError::Aborted))], 2));
+    assert_eq!(channel.failure(), Some(IoatFailure::StartTimeout));
+}
+
+#[test]
+fn an_engine_that_halts_again_and_again_is_given_up() {
+    let (mut channel, mut now_ns) = started(Model::new(16));
+    let bad = |owned| IoatRequest { op: IoatOp::Copy { from: 0x40, to: MEMORY_AT, bytes: 8 }, owned };
+    for owned in 0..u64::from(FAULTS_MAX) {
+        channel.submit(&mut vec![bad(owned)]);
+        let sink = run(&mut channel, &mut now_ns, STEP_TIMEOUT_NS);
+        assert_eq!(results(&sink), [(owned, Err(IoatError::Halted(ChannelErrors::SOURCE_ADDRESS)))]);
+    }
+    // One that succeeds begins the count again.
+    channel.submit(&mut vec![copy(90, 0, 64, 8)]);
+    assert_eq!(results(&run(&mut channel, &mut now_ns, STEP_TIMEOUT_NS)), [(90, Ok(()))]);
+    for owned in 0..u64::from(FAULTS_MAX) + 1 {
+        channel.submit(&mut vec![bad(owned)]);
+        run(&mut channel, &mut now_ns, STEP_TIMEOUT_NS);
+    }
+    assert_eq!(channel.failure(), Some(IoatFailure::Faults(FAULTS_MAX + 1)));
+    assert_eq!(channel.into_parts().1, [u64::from(FAULTS_MAX)]);
+}
+
+#[test]
+fn a_partial_copy_is_an_error_and_a_status_that_goes_backward_fails_the_channel() {
+    let (mut channel, mut now_ns) = started(Model::new(16));
+    channel.device_mut().engine.inject(IoatFault::PartialEvery(2));
+    channel.submit(&mut vec![copy(1, 0, 64, 8)]);
+    let sink = run(&mut channel, &mut now_ns, STEP_TIMEOUT_NS);
+    assert_eq!(results(&sink), [(1, Err(IoatError::Halted(ChannelErrors::WRITE_DATA)))]);
+    channel.device_mut().engine.clear_faults();
+    channel.submit(&mut vec![copy(2, 0, 64, 8), copy(3, 0, 64, 8)]);
+    assert_eq!(run(&mut channel, &mut now_ns, STEP_TIMEOUT_NS).len(), 2);
+    channel.device_mut().engine.inject(IoatFault::BackwardAfter(0));
+    channel.submit(&mut vec![copy(4, 0, 64, 8)]);
+    assert!(run(&mut channel, &mut now_ns, STEP_TIMEOUT_NS).is_empty());
+    assert_eq!(channel.failure(), Some(IoatFailure::Completion(RING_AT)));
+}
+
 proptest! {
     #[test]
     fn every_request_completes_once_in_order_whatever_the_engine_does(
         sizes in prop::collection::vec(1..9000u64, 1..60),
         steps in prop::collection::vec(0..6u32, 1..40),
-        halts in prop::option::of(0..40u32),
+        halts in prop::option::of(1..40u64),
         forged in prop::option::of((0..40usize, any::<u64>())),
     ) {
         let (mut channel, mut now_ns) = started(Model::new(16));
-        channel.device_mut().halts_after = halts.map(|after| (after, ChannelErrors(1 << 8)));
+        if let Some(every) = halts {
+            channel.device_mut().engine.inject(IoatFault::HaltEvery(every));
+        }
         let request = |(owned, bytes): (u64, &u64)| copy(owned, 0, DATA_BYTES - 9000, *bytes);
         let mut batch: Vec<_> = (0..).zip(&sizes).map(request).collect();
         let mut sink = Vec::new();

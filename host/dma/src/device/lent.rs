@@ -36,9 +36,9 @@ struct LentState {
     has_mapper: bool,
 }
 
-/// How a device reaches a region.
+/// How a device reaches a region of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum RegionState {
+pub enum RegionState {
     /// Not yet: it is being mapped.
     Pending,
     /// At this device address.
@@ -65,7 +65,7 @@ impl Drop for LentGuard {
 
 impl LentRegions {
     /// The state of a region, which is mapped from now on if it can be.
-    fn state<D: Dma + ?Sized + 'static>(
+    pub(super) fn state<D: Dma + ?Sized + 'static>(
         &self,
         region: &Arc<RegionMapping>,
         mappings: &Arc<DeviceMappings<D>>,

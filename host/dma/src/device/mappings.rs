@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-use super::lent::LentRegions;
+use super::lent::{LentRegions, RegionState};
 use super::{Dma, DmaError};
 use crate::arena::{Arena, ChunkMemory};
+use crate::region::RegionMapping;
 
 /// How memory is mapped for a device.
 #[derive(Clone, Debug)]
@@ -73,6 +74,15 @@ impl<D: Dma + ?Sized> DeviceMappings<D> {
         let address = self.device.map(memory)?;
         mapped.insert(start, address);
         Ok(address)
+    }
+
+    /// How the device reaches a region, as a whole. A thread maps it from the first call on, as it does lent
+    /// memory; a core keeps what it is told, since each call takes a lock.
+    pub fn region(self: &Arc<Self>, region: &Arc<RegionMapping>) -> RegionState
+    where
+        D: 'static,
+    {
+        self.lent.state(region, self)
     }
 
     /// Drops `value` only after the device: the owner of memory that is mapped, or what announces that the

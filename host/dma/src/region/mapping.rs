@@ -1,8 +1,9 @@
 //! The mapping of a region, and the devices that reach it.
 
+use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use crate::sigbus::SigbusGuard;
 
@@ -16,6 +17,8 @@ pub struct RegionMapping {
     bytes: usize,
     writable: bool,
     id: u64,
+    /// What it maps from offset 0, if another process may map it too.
+    file: OnceLock<Arc<OwnedFd>>,
     /// For an untrusted file: handles SIGBUS after a truncation.
     guard: OnceLock<SigbusGuard>,
     devices: Mutex<Vec<Box<dyn Send>>>,
@@ -32,7 +35,12 @@ impl RegionMapping {
     pub(super) unsafe fn new(start: NonNull<u8>, bytes: usize, writable: bool) -> RegionMapping {
         static LAST_ID: AtomicU64 = AtomicU64::new(0);
         let id = LAST_ID.fetch_add(1, Ordering::Relaxed);
-        RegionMapping { start, bytes, writable, id, guard: OnceLock::new(), devices: Mutex::default() }
+        let (file, guard) = (OnceLock::new(), OnceLock::new());
+        RegionMapping { start, bytes, writable, id, file, guard, devices: Mutex::default() }
+    }
+
+    pub(super) fn set_file(&self, file: Arc<OwnedFd>) {
+        assert!(self.file.set(file).is_ok(), "a mapping is of one file");
     }
 
     pub(super) fn guard(&self, guard: SigbusGuard) {
@@ -66,6 +74,11 @@ impl RegionMapping {
     /// Whether it may be written.
     pub fn is_writable(&self) -> bool {
         self.writable
+    }
+
+    /// The file that it maps from offset 0, for devices in other processes; `None` for memory of this process.
+    pub fn file(&self) -> Option<&Arc<OwnedFd>> {
+        self.file.get()
     }
 
     /// Keeps what undoes a device's mapping of the memory, until the memory is unmapped.

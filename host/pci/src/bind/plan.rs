@@ -246,7 +246,7 @@ fn policy_reasons(candidate: &Candidate, request: &BindRequest) -> Vec<RefusalRe
     if !request.allow.is_empty() && !request.allow.contains(&candidate.address) {
         reasons.push(RefusalReason::NotAllowed);
     }
-    if !candidate.is_nvme() {
+    if !candidate.is_nvme() && !(candidate.is_ioat() && request.driver != BindDriver::Nvme) {
         reasons.push(RefusalReason::NotNvme { class: candidate.class });
     }
     reasons
@@ -255,7 +255,8 @@ fn policy_reasons(candidate: &Candidate, request: &BindRequest) -> Vec<RefusalRe
 /// Reasons not to unbind a function from its driver.
 fn unbind_reasons(candidate: &Candidate, force_signature: bool) -> Vec<RefusalReason> {
     let mut reasons = candidate.reasons.clone();
-    if candidate.binding.driver.is_none() {
+    // Of a DMA engine nothing is lost.
+    if candidate.binding.driver.is_none() && !candidate.is_ioat() {
         reasons.push(RefusalReason::Unknown);
     }
     reasons.retain(|reason| !(force_signature && reason.is_overridable()));

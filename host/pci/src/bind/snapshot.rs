@@ -3,7 +3,7 @@
 use crate::bind::block_devices::BlockDevices;
 use crate::bind::host_system::HostSystem;
 use crate::bind::usage::{BlockDeviceUsage, RefusalReason, inspect_contents};
-use crate::{NVME_CLASS, PciAddress, sysfs};
+use crate::{NVME_CLASS, PciAddress, is_ioat, sysfs};
 
 /// The driver binding of a function.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -44,12 +44,17 @@ impl Candidate {
     pub fn is_nvme(&self) -> bool {
         self.class == NVME_CLASS
     }
+
+    /// Whether it is a channel of Intel's I/OAT DMA engine.
+    pub fn is_ioat(&self) -> bool {
+        is_ioat(self.id.0, self.id.1)
+    }
 }
 
 /// The state of a system that planning needs.
 #[derive(Clone, Debug, Default)]
 pub struct BindSnapshot {
-    /// NVMe controllers and other requested functions, in order of address.
+    /// NVMe controllers, I/OAT DMA engines and other requested functions, in order of address.
     pub candidates: Vec<Candidate>,
     /// The names of the available PCI drivers.
     pub drivers: Vec<String>,
@@ -63,7 +68,7 @@ pub struct BindSnapshot {
 pub(crate) const HUGEPAGES: &str = "sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages";
 
 impl BindSnapshot {
-    /// Reads the state of every NVMe controller and of the functions in `others`.
+    /// Reads the state of every NVMe controller, of every I/OAT DMA engine, and of the functions in `others`.
     pub fn read(machine: &dyn HostSystem, others: &[PciAddress]) -> BindSnapshot {
         let blocks = BlockDevices::read(machine);
         let usage = BlockDeviceUsage::read(machine, &blocks);
@@ -71,7 +76,8 @@ impl BindSnapshot {
         let mut candidates = Vec::new();
         for address in names.iter().filter_map(|name| name.parse().ok()) {
             let class = class_of(machine, address);
-            if class == NVME_CLASS || others.contains(&address) {
+            let (vendor, device) = id_of(machine, address);
+            if class == NVME_CLASS || is_ioat(vendor, device) || others.contains(&address) {
                 candidates.push(candidate(machine, &blocks, &usage, address, class));
             }
         }
@@ -110,14 +116,14 @@ fn candidate(
         }
         reasons.extend(inspect_contents(machine, &own.name, block.bytes));
     }
+    reasons.extend(dma_users(machine, address));
     let binding = binding(machine, address);
     reasons.extend(open_node(machine, address).map(|(node, process)| RefusalReason::Open { node, process }));
     let iommu_group = group_of(machine, address);
-    let number = |file: &str| hexadecimal(machine, address, file).unwrap_or(0) as u16;
     Candidate {
         address,
         class,
-        id: (number("vendor"), number("device")),
+        id: id_of(machine, address),
         numa_node: attribute(machine, address, "numa_node").and_then(|text| text.parse().ok()),
         binding,
         iommu_group,
@@ -205,6 +211,23 @@ fn group_of(machine: &dyn HostSystem, address: PciAddress) -> Option<u32> {
 fn link_name(machine: &dyn HostSystem, address: PciAddress, link: &str) -> Option<String> {
     let path = machine.resolve(&format!("sys/bus/pci/devices/{address}/{link}")).ok()?;
     path.rsplit('/').next().map(str::to_string)
+}
+
+/// The channels of a DMA engine that have users in the kernel: network, RAID, or a driver that has one for itself.
+fn dma_users(machine: &dyn HostSystem, address: PciAddress) -> impl Iterator<Item = RefusalReason> {
+    let directory = format!("sys/bus/pci/devices/{address}/dma");
+    let channels = machine.list(&directory).unwrap_or_default().into_iter();
+    channels.filter_map(move |channel| {
+        let users = machine.read(&format!("{directory}/{channel}/in_use")).ok()?;
+        let users = users.trim().parse().ok().filter(|users| *users > 0)?;
+        Some(RefusalReason::DmaInUse { channel, users })
+    })
+}
+
+/// Vendor and device ID.
+fn id_of(machine: &dyn HostSystem, address: PciAddress) -> (u16, u16) {
+    let number = |file: &str| hexadecimal(machine, address, file).unwrap_or(0) as u16;
+    (number("vendor"), number("device"))
 }
 
 fn class_of(machine: &dyn HostSystem, address: PciAddress) -> u32 {

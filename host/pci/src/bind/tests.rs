@@ -263,7 +263,7 @@ fn missing_vfio_prerequisites_are_refused() {
     );
     assert_eq!(
         first_refusal(&planned(&fake, &request_for(&["0000:00:04.1"]))),
-        "it is not an NVMe controller (class 0x020000)"
+        "it is no NVMe controller and no I/OAT DMA engine (class 0x020000)"
     );
     let uio = BindRequest { driver: BindDriver::UioPciGeneric, ..request_for(&[ONE]) };
     assert_eq!(planned(&fake, &uio).changes.len(), 1);
@@ -386,4 +386,48 @@ fn a_removed_function_is_removed_from_the_journal() {
     assert!(!plan.is_refused());
     run(&fake, &plan).unwrap();
     assert!(fake.read(JOURNAL_PATH).is_err());
+}
+
+/// A function of the DMA engine, bound to the kernel's driver, with one channel.
+fn with_dma_engine(users: &str) -> FakeHost {
+    const DMA: &str = "0000:00:06.0";
+    let fake = two_controllers();
+    fake.driver("ioatdma");
+    fake.function(DMA, Some(7));
+    let real = format!("sys/devices/pci0000:00/{DMA}");
+    fake.file(&format!("{real}/vendor"), "0x8086\n");
+    fake.file(&format!("{real}/device"), "0x2021\n");
+    fake.file(&format!("{real}/class"), "0x088000\n");
+    fake.start_bound(DMA, "ioatdma");
+    fake.file(&format!("{real}/dma/dma0chan0/in_use"), users);
+    fake
+}
+
+#[test]
+fn a_dma_engine_is_bound_by_address_unless_the_kernel_uses_it() {
+    let (dma, other) = (&["0000:00:06.0"][..], "the kernel uses its DMA channel dma0chan0 (2 users)");
+    let fake = with_dma_engine("0\n");
+    let plan = planned(&fake, &request_for(dma));
+    assert_eq!((plan.changes.len(), &plan.refusals[..]), (1, &[][..]));
+    run(&fake, &plan).unwrap();
+    assert_eq!(snapshot::driver(&fake, at(dma[0])).as_deref(), Some("vfio-pci"));
+    let journal = BindJournal::load(&fake, JOURNAL_PATH).unwrap();
+    let undo = plan_undo(&BindSnapshot::read(&fake, &[at(dma[0])]), &journal, &[]);
+    run(&fake, &undo).unwrap();
+    assert_eq!(snapshot::driver(&fake, at(dma[0])).as_deref(), Some("ioatdma"));
+
+    let fake = with_dma_engine("2\n");
+    assert_eq!(first_refusal(&planned(&fake, &request_for(dma))), other);
+    // It is listed, but not one of all controllers, and no NVMe driver drives it.
+    let snapshot = BindSnapshot::read(&fake, &[]);
+    assert!(snapshot.candidate(at(dma[0])).is_some_and(Candidate::is_ioat));
+    let all = planned(&fake, &BindRequest { all: true, ..BindRequest::default() });
+    assert!(all.changes.iter().all(|change| change.address != at(dma[0])));
+    assert!(all.refusals.iter().all(|refusal| refusal.address != at(dma[0])));
+    let fake = with_dma_engine("0\n");
+    let nvme = BindRequest { driver: BindDriver::Nvme, ..request_for(dma) };
+    assert_eq!(
+        first_refusal(&planned(&fake, &nvme)),
+        "it is no NVMe controller and no I/OAT DMA engine (class 0x088000)"
+    );
 }

@@ -72,7 +72,14 @@ pub enum RefusalReason {
         /// The process, if known.
         process: Option<u32>,
     },
-    /// The function is not an NVMe controller.
+    /// A channel of the DMA engine has users in the kernel.
+    DmaInUse {
+        /// Its name in `/sys/class/dma`.
+        channel: String,
+        /// Number of its users.
+        users: u32,
+    },
+    /// The function is neither an NVMe controller nor an I/OAT DMA engine; or the latter, for the kernel's `nvme`.
     NotNvme {
         /// Its class code.
         class: u32,
@@ -119,6 +126,7 @@ impl RefusalReason {
             RefusalReason::Data { .. } => "data",
             RefusalReason::Unknown => "unknown",
             RefusalReason::Open { .. } => "open",
+            RefusalReason::DmaInUse { .. } => "dma-in-use",
             RefusalReason::NotNvme { .. } => "not-nvme",
             RefusalReason::Missing => "missing",
             RefusalReason::Denied => "denied",
@@ -158,8 +166,11 @@ impl fmt::Display for RefusalReason {
             RefusalReason::Open { node, process: Some(process) } => {
                 write!(f, "a program has it open (/{node}, process {process})")
             }
+            RefusalReason::DmaInUse { channel, users } => {
+                write!(f, "the kernel uses its DMA channel {channel} ({users} users)")
+            }
             RefusalReason::NotNvme { class } => {
-                write!(f, "it is not an NVMe controller (class {class:#08x})")
+                write!(f, "it is no NVMe controller and no I/OAT DMA engine (class {class:#08x})")
             }
             RefusalReason::Missing => f.write_str("there is no such PCI function"),
             RefusalReason::Denied => f.write_str("--deny names it"),

@@ -1,4 +1,4 @@
-//! `ringbolt nvme bind`: binds controllers to drivers, and rejects those whose disks are in use.
+//! `ringbolt nvme bind`: binds controllers, and DMA engines, to drivers, and rejects what is in use.
 
 use clap::Args;
 use pci::PciAddress;
@@ -24,10 +24,12 @@ use crate::console::stdout_line;
         A controller is rejected while anything on its disks is mounted, used for swap, held (LVM, MD, dm-crypt, ZFS), \
         open exclusively or needed to boot, and while a disk has a file system, a partition table or other signature. \
         --force-signature overrides the last alone. With --all, rejected controllers are skipped; if a controller \
-        given by address is rejected, nothing is changed and the exit status is 1."
+        given by address is rejected, nothing is changed and the exit status is 1.\n\n\
+        Functions of Intel's I/OAT DMA engine can be given by address too, for ioat_scan_accel_module; they are \
+        rejected while the kernel uses them. --all leaves them out."
 )]
 pub(crate) struct BindArgs {
-    /// PCI addresses of controllers, as 0000:03:00.0 or 03:00.0
+    /// PCI addresses of controllers or of I/OAT functions, as 0000:03:00.0 or 03:00.0
     #[arg(value_name = "ADDRESS")]
     addresses: Vec<PciAddress>,
     /// Driver to bind to: vfio-pci, uio_pci_generic or nvme
@@ -51,7 +53,7 @@ pub(crate) struct BindArgs {
     /// Show the changes without making them
     #[arg(long)]
     dry_run: bool,
-    /// Show controllers, what uses their disks, and what --undo restores
+    /// Show controllers and I/OAT functions, what uses them, and what --undo restores
     #[arg(long, conflicts_with_all = ["addresses", "all", "allow", "deny", "force_signature", "hugepages", "undo"])]
     status: bool,
     /// Restore the original drivers of the given controllers, or of all, and then the hugepages too
@@ -257,7 +259,7 @@ fn status(host: &LinuxHost, journal_path: &str, as_json: bool) -> Result<(), Com
         return Ok(());
     }
     if snapshot.candidates.is_empty() {
-        stdout_line!("no NVMe controller on the PCI bus");
+        stdout_line!("no NVMe controller and no I/OAT function on the PCI bus");
     }
     for one in &snapshot.candidates {
         let driver = one.binding.driver.as_deref().unwrap_or("no driver");
@@ -266,7 +268,9 @@ fn status(host: &LinuxHost, journal_path: &str, as_json: bool) -> Result<(), Com
             .map_or_else(|| "no IOMMU group".to_string(), |group| format!("IOMMU group {group}"));
         let node = one.numa_node.map_or_else(String::new, |node| format!(", node {node}"));
         let disks = if one.disks.is_empty() { String::new() } else { format!(": {}", one.disks.join(", ")) };
-        stdout_line!("{} {:04x}:{:04x}, {driver}, {group}{node}{disks}", one.address, one.id.0, one.id.1);
+        let kind = if one.is_ioat() { ", I/OAT" } else { "" };
+        let (vendor, device) = one.id;
+        stdout_line!("{} {vendor:04x}:{device:04x}{kind}, {driver}, {group}{node}{disks}", one.address);
         one.reasons.iter().for_each(|reason| stdout_line!("  {reason}"));
         if let Some(before) = journal.functions.get(&one.address) {
             stdout_line!("  --undo restores {}", before.driver.as_deref().unwrap_or("no driver"));
