@@ -6,7 +6,7 @@ use wire_nvme::protection::{self, MetadataFormat, Tags};
 
 use crate::engine::AccelInner;
 use crate::stats::CoreCounts;
-use crate::{AccelOp, CryptoKey, InjectType, software};
+use crate::{AccelOp, CryptoKey, Engine, InjectType, software};
 
 const EIO: i32 = 5;
 
@@ -73,15 +73,20 @@ impl AccelChannel {
     /// The engine has it fail: the caller does not execute it.
     #[inline]
     pub fn begin(&self, op: AccelOp, bytes: u64) -> Result<Effect, AccelFailure> {
-        if self.inner.assigned.is_plain(op) {
+        if self.inner.assigned.is(op, Engine::Software) {
             self.counts.executed(op, bytes);
             return Ok(Effect::None);
         }
-        self.begin_with_faults(op, bytes)
+        self.begin_on_other_engine(op, bytes)
     }
 
     #[cold]
-    fn begin_with_faults(&self, op: AccelOp, bytes: u64) -> Result<Effect, AccelFailure> {
+    fn begin_on_other_engine(&self, op: AccelOp, bytes: u64) -> Result<Effect, AccelFailure> {
+        if self.inner.assigned.is(op, Engine::Ioat) {
+            // What its device does not reach, or has failed at.
+            self.counts.executed(op, bytes);
+            return Ok(Effect::None);
+        }
         let hit = sync::lock(&self.inner.injections).hit(op, self.core);
         match hit {
             Some(injection) if injection.kind == InjectType::Failure => {
@@ -94,6 +99,18 @@ impl AccelChannel {
                 Ok(if hit.is_some() { Effect::Corrupt } else { Effect::None })
             }
         }
+    }
+
+    /// Counts an operation on `bytes` bytes that a device has executed.
+    #[inline]
+    pub fn executed(&self, op: AccelOp, bytes: u64) {
+        self.counts.executed(op, bytes);
+    }
+
+    /// Counts one that failed, and that the CPU does not repeat.
+    #[cold]
+    pub fn failed(&self, op: AccelOp) {
+        self.counts.failed(op);
     }
 
     /// Copies a slice to another of the same length.

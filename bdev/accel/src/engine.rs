@@ -1,12 +1,13 @@
-//! Which engine executes an operation.
+//! Which engine executes an operation, and what all cores share.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex};
 
 use crate::inject::Injections;
+use crate::ioat_engine::IoatFunctions;
 use crate::stats::CoreCounts;
-use crate::{AccelChannel, AccelOp, CryptoKeys, Injection, OpStats};
+use crate::{AccelOp, CryptoKeys};
 
 /// What executes operations: SPDK's accel modules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,17 +17,20 @@ pub enum Engine {
     Software,
     /// The CPU, with injected errors.
     Error,
+    /// Intel's I/OAT DMA engine, and the CPU for what that does not reach.
+    Ioat,
 }
 
 impl Engine {
-    /// All engines, in the order of their preference.
-    pub const ALL: [Engine; 2] = [Engine::Software, Engine::Error];
+    /// All engines.
+    pub const ALL: [Engine; 3] = [Engine::Software, Engine::Error, Engine::Ioat];
 
     /// SPDK's name.
     pub const fn name(self) -> &'static str {
         match self {
             Engine::Software => "software",
             Engine::Error => "error",
+            Engine::Ioat => "ioat",
         }
     }
 
@@ -39,21 +43,20 @@ impl Engine {
     pub const fn supports(self, op: AccelOp) -> bool {
         match self {
             Engine::Software | Engine::Error => !matches!(op, AccelOp::Compress | AccelOp::Decompress),
+            Engine::Ioat => matches!(op, AccelOp::Copy | AccelOp::Fill),
         }
     }
 }
 
-/// The framework of a program: engines, keys, faults and statistics. Clones are the same.
-#[derive(Clone, Default)]
-pub struct Accel(Arc<AccelInner>);
-
+/// What the clones of a framework share.
 #[derive(Default)]
 pub(crate) struct AccelInner {
     pub(crate) assigned: Assignments,
     pub(crate) injections: Mutex<Injections>,
+    pub(crate) ioat: IoatFunctions,
     /// Kept for the life of the program: there are as many as cores.
-    cores: Mutex<BTreeMap<usize, Arc<CoreCounts>>>,
-    keys: CryptoKeys,
+    pub(crate) cores: Mutex<BTreeMap<usize, Arc<CoreCounts>>>,
+    pub(crate) keys: CryptoKeys,
 }
 
 /// The engine of each operation. Channels read it with each operation, so that a change is in force at once.
@@ -61,56 +64,19 @@ pub(crate) struct AccelInner {
 pub(crate) struct Assignments([AtomicU8; AccelOp::COUNT]);
 
 impl Assignments {
-    /// Whether the CPU executes an operation without faults.
+    /// Whether an operation is this engine's.
     #[inline]
-    pub(crate) fn is_plain(&self, op: AccelOp) -> bool {
-        self.0[op.index()].load(Ordering::Relaxed) == Engine::Software as u8
-    }
-}
-
-impl Accel {
-    /// The channel of a core, by its index. Only that core's thread may use it: others lose counts.
-    pub fn channel(&self, core: usize) -> AccelChannel {
-        let counts = sync::lock(&self.0.cores).entry(core).or_default().clone();
-        AccelChannel::new(self.0.clone(), core, counts)
+    pub(crate) fn is(&self, op: AccelOp, engine: Engine) -> bool {
+        self.0[op.index()].load(Ordering::Relaxed) == engine as u8
     }
 
-    /// The keys.
-    pub fn keys(&self) -> &CryptoKeys {
-        &self.0.keys
-    }
-
-    /// The engine that executes an operation; `None` if there is none.
-    pub fn engine(&self, op: AccelOp) -> Option<Engine> {
-        let number = self.0.assigned.0[op.index()].load(Ordering::Relaxed);
+    /// The engine of an operation; `None` if there is none.
+    pub(crate) fn get(&self, op: AccelOp) -> Option<Engine> {
+        let number = self.0[op.index()].load(Ordering::Relaxed);
         Engine::ALL.into_iter().find(|engine| *engine as u8 == number && engine.supports(op))
     }
 
-    /// Has an engine execute an operation from now on, on all cores. Returns whether it supports it.
-    pub fn assign(&self, op: AccelOp, engine: Engine) -> bool {
-        if engine.supports(op) {
-            self.0.assigned.0[op.index()].store(engine as u8, Ordering::Relaxed);
-        }
-        engine.supports(op)
-    }
-
-    /// Has operations fail or give wrong results, as far as they are [assigned](Self::assign) to
-    /// [`Engine::Error`]. Replaces what was set for the operation before, and counts from 0.
-    pub fn inject(&self, op: AccelOp, injection: Injection) {
-        sync::lock(&self.0.injections).set(op, injection);
-    }
-
-    /// The statistics of all cores together, by [`AccelOp::index`].
-    pub fn stats(&self) -> [OpStats; AccelOp::COUNT] {
-        let mut total = [OpStats::default(); AccelOp::COUNT];
-        for (_, counts) in self.core_stats() {
-            total.iter_mut().zip(counts).for_each(|(total, counts)| total.add(counts));
-        }
-        total
-    }
-
-    /// The statistics of each core that has had a channel, by its index.
-    pub fn core_stats(&self) -> Vec<(usize, [OpStats; AccelOp::COUNT])> {
-        sync::lock(&self.0.cores).iter().map(|(core, counts)| (*core, counts.read())).collect()
+    pub(crate) fn set(&self, op: AccelOp, engine: Engine) {
+        self.0[op.index()].store(engine as u8, Ordering::Relaxed);
     }
 }

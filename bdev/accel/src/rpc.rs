@@ -1,13 +1,14 @@
 //! SPDK's methods `accel_*`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use control::json::{Map, Value, json};
-use control::{DecodeLog, Keyring, Method, Module, NoParameters, Parameters, RpcError};
+use control::{DecodeLog, Keyring, Method, Module, Parameters, RpcError};
 
 use crate::{Accel, AccelOp, Engine, InjectType, Injection, OpStats};
 
+mod engines;
 mod keys;
 
 use keys::KeySource;
@@ -26,6 +27,8 @@ struct AccelState {
     options: Map<String, Value>,
     /// Operations that a call has assigned.
     assigned: BTreeMap<AccelOp, Engine>,
+    /// Calls of `ioat_scan_accel_module`, by their addresses; of all PCI functions, empty.
+    ioat_scans: BTreeSet<Vec<String>>,
     /// Where the secrets of keys are, by name of the key; one that is missing is in memory alone.
     sources: BTreeMap<String, KeySource>,
 }
@@ -56,29 +59,6 @@ impl Module for AccelModule {
 
     fn methods() -> Vec<Method<AccelModule>> {
         let mut methods = vec![
-            Method::query("accel_get_opc_assignments", |module: &AccelModule, _: NoParameters| {
-                let assigned = AccelOp::ALL.into_iter().filter_map(|op| {
-                    Some((op.name().to_string(), Value::from(module.accel.engine(op)?.name())))
-                });
-                Ok(Value::Object(assigned.collect()))
-            })
-            .text("Lists the operations with the engines that execute them.", "object of engines by operation"),
-            Method::query("accel_get_module_info", |_: &AccelModule, _: NoParameters| {
-                Ok(Engine::ALL.map(|engine| {
-                    let ops = AccelOp::ALL.into_iter().filter(|op| engine.supports(*op)).map(AccelOp::name);
-                    json!({ "module": engine.name(), "supported ops": ops.collect::<Vec<_>>() })
-                })
-                .to_vec())
-            })
-            .text("Lists the engines.", "array of engines with `module` and `supported ops`"),
-            Method::update("accel_assign_opc", assign)
-                .at_any_stage()
-                .text(
-                    "Has an engine execute an operation. Unlike SPDK's it can be called at any time, and is in \
-                     force at once.",
-                    "true",
-                )
-                .errors(&[(RpcError::INVALID_PARAMS, "no such operation, or no engine of that name executes it")]),
             Method::update("accel_set_driver", set_driver)
                 .at_any_stage()
                 .text("Selects a driver of chains of operations: only no driver is accepted.", "true")
@@ -104,6 +84,7 @@ impl Module for AccelModule {
                 )
                 .errors(&[(RpcError::EINVAL, "no engine executes the operation")]),
         ];
+        methods.extend(engines::methods());
         methods.extend(keys::methods());
         methods
     }
@@ -111,9 +92,7 @@ impl Module for AccelModule {
     fn save(&self) -> Vec<Value> {
         let state = self.state();
         let mut calls = vec![json!({ "method": "accel_set_options", "params": state.options })];
-        calls.extend(state.assigned.iter().map(|(op, engine)| {
-            json!({ "method": "accel_assign_opc", "params": { "opname": op.name(), "module": engine.name() } })
-        }));
+        calls.extend(engines::saved(&state));
         drop(state);
         calls.extend(self.saved_keys());
         calls
@@ -137,29 +116,6 @@ control::parameters! {
         /// Buffers of each thread
         buf_count: u32 = 2048,
     }
-}
-
-control::parameters! {
-    struct AssignOp {
-        /// Operation, as in `accel_get_opc_assignments`
-        opname: String,
-        /// Engine: `software` or `error`
-        module: String,
-    }
-}
-
-fn assign(module: &AccelModule, params: AssignOp) -> Result<bool, RpcError> {
-    let op = AccelOp::from_name(&params.opname).ok_or_else(|| {
-        RpcError::invalid_params(format!("opname: no operation is called {}", params.opname))
-    })?;
-    let engine = Engine::from_name(&params.module)
-        .ok_or_else(|| RpcError::invalid_params(format!("module: no engine is called {}", params.module)))?;
-    if !module.accel.assign(op, engine) {
-        let message = format!("module: {} does not execute {}", engine.name(), op.name());
-        return Err(RpcError::invalid_params(message));
-    }
-    module.state().assigned.insert(op, engine);
-    Ok(true)
 }
 
 control::parameters! {

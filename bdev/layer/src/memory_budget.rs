@@ -34,9 +34,11 @@ impl MemoryBudget {
         sync::lock(&self.0).limit_bytes = limit_bytes;
     }
 
-    pub(crate) fn allocate(&self, name: &str, bytes: u64) -> Result<DeviceMemory, BdevError> {
+    /// With `shared`, memory that a device in another process, or one that pins it, can reach.
+    pub(crate) fn allocate(&self, name: &str, bytes: u64, shared: bool) -> Result<DeviceMemory, BdevError> {
         let reservation = self.reserve(name, bytes)?;
-        Ok(DeviceMemory { region: SharedRegion::new(bytes)?, _reservation: reservation })
+        let region = if shared { SharedRegion::new_shared(bytes)? } else { SharedRegion::new(bytes)? };
+        Ok(DeviceMemory { region, _reservation: reservation })
     }
 
     fn reserve(&self, name: &str, bytes: u64) -> Result<MemoryReservation, BdevError> {

@@ -115,12 +115,14 @@ impl Registry {
         self.0.memory.set_limit(limit_bytes);
     }
 
-    /// Allocates the contents of the device `name`: zeroes, whose pages come with the first write.
+    /// Allocates the contents of the device `name`: zeroes, whose pages come with the first write. Memory that is
+    /// allocated after the engine `ioat` was enabled can be reached by its devices, which pin it.
     ///
     /// # Errors
     /// [`BdevError::NoMemoryLeft`] beyond the limit; [`BdevError::Memory`] if the address space has no such range.
     pub fn allocate_memory(&self, name: &str, bytes: u64) -> Result<Arc<DeviceMemory>, BdevError> {
-        self.0.memory.allocate(name, bytes).map(Arc::new)
+        let shared = self.0.accel.is_enabled(accel::Engine::Ioat);
+        self.0.memory.allocate(name, bytes, shared).map(Arc::new)
     }
 
     /// For whom the requests of all devices are.

@@ -281,3 +281,64 @@ fn a_folder_that_others_may_write_to_is_refused() {
     program.call("accel_crypto_key_create", by_value("k"));
     assert_eq!(program.saved("accel").len(), 1);
 }
+
+#[test]
+fn the_engine_ioat_is_enabled_by_a_scan_and_saved_before_the_assignments_that_need_it() {
+    let program = Program::new("ioat");
+    let engines = |program: &Program| {
+        let engines = program.call("accel_get_module_info", json!({}));
+        let name = |engine: &Value| engine["module"].as_str().unwrap().to_string();
+        engines.as_array().unwrap().iter().map(name).collect::<Vec<_>>()
+    };
+    assert_eq!(engines(&program), ["software", "error"]);
+    let assign = json!({ "opname": "copy", "module": "ioat" });
+    let (code, message) = program.failure("accel_assign_opc", assign.clone());
+    assert_eq!(code, RpcError::INVALID_PARAMS);
+    assert!(message.contains("enabled by ioat_scan_accel_module"), "{message}");
+    for (addresses, code, reason) in [
+        (json!(["/run/ioat0"]), RpcError::INVALID_PARAMS, "neither a PCI address"),
+        (json!([]), RpcError::INVALID_PARAMS, "there is none"),
+        (json!(["vfio-user:/nowhere/ioat0"]), RpcError::ENODEV, "No such file"),
+        (json!(["0000:ff:1f.7"]), RpcError::ENODEV, "0000:ff:1f.7"),
+    ] {
+        let failure = program.failure("ioat_scan_accel_module", json!({ "addresses": addresses }));
+        assert!(failure.0 == code && failure.1.contains(reason), "{addresses}: {failure:?}");
+    }
+    assert_eq!(engines(&program), ["software", "error"], "a scan that fails enables nothing");
+
+    program.call("accel_assign_opc", json!({ "opname": "fill", "module": "software" }));
+    let socket = program.directory.join("ioat0");
+    let server = ioat_model::IoatServer::bind(&socket, ioat_model::IoatModel::new()).unwrap();
+    let stop = server.stop_handle();
+    let thread = std::thread::spawn(move || server.run().unwrap());
+    let address = format!("vfio-user:{}", socket.display());
+    // Twice the same, and again: it is opened once.
+    for _ in 0..2 {
+        program.call("ioat_scan_accel_module", json!({ "addresses": [address, address] }));
+    }
+    assert_eq!(engines(&program), ["software", "error", "ioat"]);
+    assert_eq!(program.failure("accel_assign_opc", json!({ "opname": "xor", "module": "ioat" })).0, -32602);
+    program.call("accel_assign_opc", assign);
+    let assigned = program.call("accel_get_opc_assignments", json!({}));
+    assert_eq!((&assigned["copy"], &assigned["fill"]), (&json!("ioat"), &json!("software")));
+    let channel = json!({ "address": address, "state": "free", "executed": 0, "num_bytes": 0, "failed": 0, "resets": 0 });
+    assert_eq!(program.call("ioat_get_channels", json!({})), json!([channel]));
+    let saved = program.saved("accel");
+    assert_eq!(
+        saved[1..],
+        [
+            json!({ "method": "ioat_scan_accel_module", "params": { "addresses": [address] } }),
+            json!({ "method": "accel_assign_opc", "params": { "opname": "copy", "module": "ioat" } }),
+            json!({ "method": "accel_assign_opc", "params": { "opname": "fill", "module": "software" } }),
+        ]
+    );
+    // No core has taken it: the CPU executes, and counts.
+    program.accel.channel(0).copy(&mut [0; 16], &[1; 16]).unwrap();
+    let stats = program.call("accel_get_stats", json!({}));
+    let copies =
+        json!([{ "opcode": "copy", "module_name": "ioat", "executed": 1, "failed": 0, "num_bytes": 16 }]);
+    assert_eq!(stats["operations"], copies);
+    drop(program);
+    stop.stop();
+    thread.join().unwrap();
+}

@@ -1,11 +1,14 @@
 //! The malloc device: a RAM disk whose contents are lost when the process ends.
 
+mod device_copies;
+
 use std::sync::Arc;
 
-use accel::{Accel, AccelChannel, AccelOp, Effect};
+use accel::{Accel, AccelChannel, AccelOp, DeviceFailure, DeviceOutcome, Effect};
 use block_io::{Op, Payload, Status};
 use uuid::Uuid;
 
+use self::device_copies::DeviceCopies;
 use super::protected::{self, MetadataConfig, ProtectedBlocks};
 use super::written_pages::WrittenPages;
 use super::zeroing::{self, ZeroingQueue};
@@ -65,6 +68,9 @@ struct MallocChannel {
     block_size: u32,
     protected: Option<ProtectedBlocks>,
     accel: AccelChannel,
+    /// What a DMA engine executes.
+    copies: DeviceCopies,
+    outcomes: Vec<DeviceOutcome>,
     completed: Vec<Completion>,
     /// Unmaps and writes of zeroes that are too long for one poll.
     zeroing: ZeroingQueue,
@@ -117,6 +123,8 @@ impl Bdev for MallocBdev {
             bad_blocks: self.bad_blocks.clone(),
             block_size,
             accel: self.accel.channel(core.index()),
+            copies: DeviceCopies::new(&self.accel, core),
+            outcomes: Vec::new(),
             completed: Vec::new(),
             zeroing: ZeroingQueue::default(),
         }))
@@ -124,8 +132,62 @@ impl Bdev for MallocBdev {
 }
 
 impl MallocChannel {
+    /// Has a DMA engine execute a request, if one is assigned and takes it, or else the CPU.
+    fn execute(&mut self, request: Request) {
+        if self.copies.takes(request.op) && self.protected.is_none() {
+            self.execute_on_device(request);
+        } else {
+            self.execute_on_cpu(request);
+        }
+    }
+
+    #[inline(never)]
+    fn execute_on_device(&mut self, request: Request) {
+        let (offset, bytes) = super::bytes_of(&request, self.block_size);
+        let (lba, blocks) = (request.lba, request.blocks);
+        let is_for_cpu = match request.op {
+            Op::Read => self.bad_blocks.overlaps(lba, blocks),
+            Op::Write => self.bad_blocks.clear(lba, blocks).is_err(),
+            _ => bytes > zeroing::PIECE_BYTES || self.bad_blocks.clear(lba, blocks).is_err(),
+        };
+        if is_for_cpu {
+            return self.execute_on_cpu(request);
+        }
+        let op = request.op;
+        match self.copies.submit(request, &self.region, offset, bytes) {
+            // What is written is data from now on: a read before the completion returns either.
+            Ok(()) if op == Op::Write => self.written.mark(offset, bytes),
+            Ok(()) if op != Op::Read => self.written.clear(offset, bytes),
+            Ok(()) => {}
+            Err(request) => self.execute_on_cpu(request),
+        }
+    }
+
+    /// Completes what a DMA engine has executed, and executes what it has failed at.
+    #[inline(never)]
+    fn poll_device(&mut self) {
+        let mut outcomes = std::mem::take(&mut self.outcomes);
+        self.copies.poll(&mut outcomes);
+        for DeviceOutcome { request, result } in outcomes.drain(..) {
+            let (_, bytes) = super::bytes_of(&request, self.block_size);
+            let op = device_copies::operation(request.op).unwrap_or(AccelOp::Copy);
+            match result {
+                Ok(()) => {
+                    self.accel.executed(op, bytes);
+                    self.completed.push(request.complete(Status::SUCCESS));
+                }
+                Err(DeviceFailure::Stopped) => self.execute_on_cpu(request),
+                Err(DeviceFailure::Running) => {
+                    self.accel.failed(op);
+                    self.completed.push(request.complete(Status::INTERNAL_ERROR));
+                }
+            }
+        }
+        self.outcomes = outcomes;
+    }
+
     /// Executes a request, or queues it if it takes more than one poll.
-    fn execute(&mut self, mut request: Request) {
+    fn execute_on_cpu(&mut self, mut request: Request) {
         let (offset, bytes) = super::bytes_of(&request, self.block_size);
         let (lba, blocks) = (request.lba, request.blocks);
         let status = match (request.op, &mut request.payload) {
@@ -235,9 +297,13 @@ impl block_io::Channel for MallocChannel {
         for request in batch.drain(..) {
             self.execute(request);
         }
+        self.copies.flush();
     }
 
     fn poll(&mut self, sink: &mut Vec<Completion>) -> usize {
+        if self.copies.in_flight() > 0 {
+            self.poll_device();
+        }
         if !self.zeroing.is_empty() {
             let MallocChannel { zeroing, written, region, .. } = self;
             let done = zeroing.zero_next_piece(|offset, bytes| zero(written, region, offset, bytes));
@@ -249,6 +315,7 @@ impl block_io::Channel for MallocChannel {
     }
 
     fn deadline(&self) -> Option<u64> {
-        (!self.completed.is_empty() || !self.zeroing.is_empty()).then_some(0)
+        let is_busy = !self.completed.is_empty() || !self.zeroing.is_empty() || self.copies.in_flight() > 0;
+        is_busy.then_some(0)
     }
 }
