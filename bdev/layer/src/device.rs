@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
-use block_io::{Op, ProtectionFlags};
+use block_io::{Op, ProtectionFlags, Status};
 use reactor::blocking;
 use reservations::{ReservedDevice, access};
 use uuid::Uuid;
@@ -20,8 +20,7 @@ use crate::stacking::UpperOutcome;
 use crate::stats::{StatsReset, StatsTable};
 use crate::trace::Trace;
 use crate::{
-    Access, BdevError, BlockingReader, BoxedChannel, ChannelStats, ClaimType, DeviceStats, Durability,
-    Registry, Tenants,
+    Access, BdevError, BoxedChannel, ChannelStats, ClaimType, DeviceStats, Durability, Registry, Tenants,
 };
 
 /// Size, block size and alignment of a block device.
@@ -158,6 +157,16 @@ impl From<&str> for InfoValue {
     fn from(text: &str) -> InfoValue {
         InfoValue::Text(text.to_string())
     }
+}
+
+/// What a module implements whose devices can be read by any thread.
+pub trait BlockingReader: Send + Sync {
+    /// Reads whole blocks at a byte of the device; `out` is aligned to the device's
+    /// [`buffer_alignment`](BdevGeometry::buffer_alignment).
+    ///
+    /// # Errors
+    /// The device's; [`Status::ABORT_REQUESTED`] once it is closed.
+    fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), Status>;
 }
 
 /// Default [`Bdev::depth`]: what a busy NVMe queue pair holds.

@@ -10,18 +10,7 @@ use std::sync::atomic::Ordering;
 
 use block_io::Status;
 
-use crate::BlockDevice;
-use crate::device::SAMPLED;
-
-/// What a module implements whose devices can be read by any thread.
-pub trait BlockingReader: Send + Sync {
-    /// Reads whole blocks at a byte of the device; `out` is aligned to the device's
-    /// [`buffer_alignment`](crate::BdevGeometry::buffer_alignment).
-    ///
-    /// # Errors
-    /// The device's; [`Status::ABORT_REQUESTED`] once it is closed.
-    fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), Status>;
-}
+use crate::device::{BlockDevice, BlockingReader, SAMPLED};
 
 /// Reads a device on any thread; a read waits in the kernel.
 ///

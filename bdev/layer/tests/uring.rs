@@ -71,7 +71,9 @@ fn any_thread_reads_a_file_until_it_is_limited_or_removed() {
     std::thread::scope(|threads| {
         for offset in [0, 4096, 512 << 10] {
             let (read, content) = (&read, &content);
-            threads.spawn(move || assert!(read(offset, 8192).unwrap()[..] == content[offset as usize..][..8192]));
+            threads.spawn(move || {
+                assert!(read(offset, 8192).unwrap()[..] == content[offset as usize..][..8192])
+            });
         }
     });
     assert_eq!(read((1 << 20) - 4096, 8192), Err(Status::LBA_OUT_OF_RANGE));

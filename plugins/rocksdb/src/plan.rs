@@ -5,6 +5,7 @@
 //! has to be before and after.
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
 
 use bdev::stacking::BaseChannel;
 use bdev::{PlannedAction, PlannedData, PlannedIo, PlannedOutcome, Planner, Request};
@@ -13,12 +14,15 @@ use blobstore::StoreIoFailed;
 use block_io::{Op, Tag};
 use reactor::Core;
 
+use crate::buffers::WriteBuffers;
+
 /// Bytes of a part.
 const PART_BYTES_MAX: usize = 1 << 20;
 
 /// The files, and the state of the I/O that they have asked for.
 pub(crate) struct FsPlan {
     core: Core,
+    buffers: Arc<WriteBuffers>,
     pub(crate) fs: BlobFs,
     flushes: BaseChannel,
     /// Space that was freed is deallocated on the bdev. A file below it gets holes, and allocates again.
@@ -52,9 +56,16 @@ struct DividedIo {
 }
 
 impl FsPlan {
-    pub(crate) fn new(core: &Core, fs: BlobFs, flushes: BaseChannel, discards: bool) -> FsPlan {
+    pub(crate) fn new(
+        core: &Core,
+        fs: BlobFs,
+        flushes: BaseChannel,
+        discards: bool,
+        buffers: Arc<WriteBuffers>,
+    ) -> FsPlan {
         FsPlan {
             core: core.clone(),
+            buffers,
             fs,
             flushes,
             discards,
@@ -103,7 +114,10 @@ impl FsPlan {
         let (offset, durable) = (write.offset + write.at as u64, write.durable);
         self.push(write.io, 0, PlannedAction::Write { offset, data, durable });
         write.at = end;
-        self.write = Some(write).filter(|write| write.at < write.data.len());
+        match end < write.data.len() {
+            true => self.write = Some(write),
+            false => self.buffers.put(write.data),
+        }
         true
     }
 

@@ -16,6 +16,7 @@ use plugin_bdevs::ConfiguredBdevs;
 use reactor::{Core, MailboxReceiver, MailboxSender, Period, PollResult, Poller, Shutdown, blocking};
 use rocksdb_abi::{ErrorKind, FileError};
 
+use crate::buffers::WriteBuffers;
 use crate::call::{Call, CallReply, call};
 use crate::load;
 use crate::plan::FsPlan;
@@ -48,6 +49,7 @@ pub(crate) struct Store {
     base: Arc<BaseBdev>,
     /// Of a bdev that any thread can read.
     reader: Option<DeviceReader>,
+    buffers: Arc<WriteBuffers>,
     /// It outlives the store's channels.
     configured: Mutex<Option<Arc<ConfiguredBdevs>>>,
     is_closed: AtomicBool,
@@ -116,12 +118,16 @@ impl Store {
         let is_over = Arc::new(AtomicBool::new(false));
         let (opened, reply) = std::sync::mpsc::sync_channel(1);
         let (of_core, over, create) = (base.clone(), is_over.clone(), uri.create);
-        let discards = uri.discard;
+        let buffers = Arc::<WriteBuffers>::default();
+        let (of_plan, discards) = (buffers.clone(), uri.discard);
         let start = move |core: &Core| {
             let of_task = core.clone();
             let opening = async move {
                 let result = open_files(&of_task, &of_core, create).await;
-                let result = result.and_then(|fs| start_poller(&of_task, &of_core, fs, over, discards));
+                let result = result.and_then(|fs| {
+                    let plan = |flushes| FsPlan::new(&of_task, fs, flushes, discards, of_plan);
+                    start_poller(&of_task, &of_core, plan, over)
+                });
                 // The opener has gone only if its thread was killed.
                 _ = opened.send(result);
             };
@@ -134,7 +140,8 @@ impl Store {
         let sender = blocking::receive(&reply).map_err(|_| io("the reactor has ended".to_string()))??;
         let configured = Mutex::new(Some(configured));
         let reader = base.reader();
-        let store = Store { sender, is_over, base, reader, configured, is_closed: AtomicBool::new(false) };
+        let store =
+            Store { sender, is_over, base, reader, buffers, configured, is_closed: AtomicBool::new(false) };
         // What a power failure has cut in two is finished first, and a new store is written.
         let (waiting, reply) = call();
         store.send(StoreMessage::InspectIdle(Box::new(move |fs| reply.end(Ok(fs.is_broken())))));
@@ -189,6 +196,11 @@ impl Store {
         self.wait(waiting)
     }
 
+    /// Memory of large writes.
+    pub(crate) fn buffers(&self) -> &WriteBuffers {
+        &self.buffers
+    }
+
     /// What reads the bdev on any thread, if it can be read so.
     pub(crate) fn reader(&self) -> Option<&DeviceReader> {
         // The extents of a fork would not be revoked.
@@ -231,15 +243,14 @@ impl Drop for Store {
 fn start_poller(
     core: &Core,
     base: &Arc<BaseBdev>,
-    fs: BlobFs,
+    plan: impl FnOnce(BaseChannel) -> FsPlan,
     is_over: Arc<AtomicBool>,
-    discards: bool,
 ) -> Result<MailboxSender<StoreMessage>, FileError> {
     let failed = |error: bdev::BdevError| FileError::new(ErrorKind::Io, error.to_string());
     let runner = PlanRunner::new(core, base.channel(core).map_err(failed)?);
     let flushes = BaseChannel::new(base.channel(core).map_err(failed)?);
     let (sender, messages) = core.mailbox(MESSAGES_MAX);
-    let plan = FsPlan::new(core, fs, flushes, discards);
+    let plan = plan(flushes);
     let end = PollerEnd { is_over, reply: None };
     let poller = StorePoller {
         plan,

@@ -9,12 +9,13 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use blobfs::{BlobFsError, BlobFsReply, BlobFsRequest, OpenNumber};
 
+use crate::buffers::BUFFER_BYTES;
 use crate::call::Call;
 use crate::store::Store;
 
 /// Bytes that are collected: a device has several writes in flight of so many.
-const TAIL_BYTES_MAX: usize = 4 << 20;
-/// Bytes beyond which as much memory as can be collected is allocated, instead of twice as much as before.
+const TAIL_BYTES_MAX: usize = BUFFER_BYTES;
+/// Bytes beyond which a file gets a buffer for all that can be collected, instead of twice as much as before.
 const TAIL_BYTES_SMALL: usize = 64 << 10;
 /// Requests of a file in flight.
 const REQUESTS_MAX: usize = 2;
@@ -80,9 +81,10 @@ impl Tail {
         while !data.is_empty() {
             let (part, rest) = data.split_at(data.len().min(TAIL_BYTES_MAX - state.data.len()));
             let bytes = state.data.len() + part.len();
-            if bytes > TAIL_BYTES_SMALL {
-                let more = TAIL_BYTES_MAX - state.data.len();
-                state.data.reserve_exact(more);
+            if bytes > TAIL_BYTES_SMALL && state.data.capacity() < TAIL_BYTES_MAX {
+                let mut buffer = self.store.buffers().take();
+                buffer.extend_from_slice(&state.data);
+                state.data = buffer;
             }
             state.data.extend_from_slice(part);
             state.size = state.size.max(state.offset + state.data.len() as u64);

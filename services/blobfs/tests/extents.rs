@@ -56,7 +56,12 @@ impl Rig {
                 self.disk[at(offset, bytes as usize)].fill(0);
                 Vec::new()
             }
-            BlobFsAction::Deallocate { .. } | BlobFsAction::Flush => Vec::new(),
+            // What is read afterwards is not promised.
+            BlobFsAction::Deallocate { offset, bytes } => {
+                self.disk[at(offset, bytes as usize)].fill(0xdd);
+                Vec::new()
+            }
+            BlobFsAction::Flush => Vec::new(),
         };
         self.fs.complete(io.id, Ok(result));
     }
