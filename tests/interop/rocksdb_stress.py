@@ -27,7 +27,7 @@ DEFINES = ["GFLAGS=gflags", "OS_LINUX", "ROCKSDB_PLATFORM_POSIX", "ROCKSDB_LIB_I
 # What was not synced is lost with a process that is killed: RocksDB calls that a fault of the file system, and
 # then expects a prefix of the writes. Links and memory maps are not there. GetMergeOperands of RocksDB 7.8 fails
 # with MergeInProgress while a flush is late (facebook/rocksdb#11136): merges are db_bench's.
-OPTIONS = ["--use_merge=0", "--sync_fault_injection=1", "--mmap_read=0", "--use_direct_reads=0", "--max_key=20000", "--ops_per_thread=100000",
+OPTIONS = ["--use_merge=0", "--sync_fault_injection=1", "--mmap_read=0", "--use_direct_reads=0", "--max_key=20000", "--ops_per_thread=100000000",
            "--write_buffer_size=1048576", "--target_file_size_base=1048576", "--threads=4", "--backup_one_in=0"]
 
 
