@@ -175,7 +175,7 @@ impl Examiner {
             names.into_iter().flat_map(|name| [name.to_ascii_lowercase(), name]).collect();
         let mut state = self.lock();
         names.iter().for_each(|name| *state.used.entry(name.clone()).or_default() += 1);
-        UsedBdevs { examiner: self.clone(), names: names.clone() }
+        UsedBdevs { examiner: self.clone(), names }
     }
 
     /// Blocks until every device that was reported is examined, also by those that read it. Not for updates.

@@ -145,14 +145,14 @@ impl Module for LvolModule {
         let queue = self.loads.queue();
         let is_used = examination.is_requested() || self.stores.may_have_store(&device);
         reader.read(bdev, 0, PAGE_BYTES as u32 / block_size, move |read| match read {
-            Ok(page) if has_lvol_store(&page, examination.bdev()) && is_used => queue.push(examination),
-            Ok(page) if has_lvol_store(&page, examination.bdev()) => log::info!(
+            Ok(page) if !has_lvol_store(&page, examination.bdev()) => {}
+            Ok(_) if is_used => queue.push(examination),
+            Ok(_) => log::info!(
                 target: "lvol",
-                "{name} is on a logical volume and has a store of its own, which is not used: a user of the volume may \
+                "{} is on a logical volume and has a store of its own, which is not used: a user of the volume may \
                  have written it; bdev_examine has it used, now and at each start",
-                name = examination.bdev()
+                examination.bdev()
             ),
-            Ok(_) => {}
             Err(error) => log::debug!(target: "lvol", "{} is not examined: {error}", examination.bdev()),
         });
     }
