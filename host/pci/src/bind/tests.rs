@@ -413,8 +413,7 @@ fn a_dma_engine_is_bound_by_address_unless_the_kernel_uses_it() {
     assert_eq!(snapshot::driver(&fake, at(dma[0])).as_deref(), Some("vfio-pci"));
     let journal = BindJournal::load(&fake, JOURNAL_PATH).unwrap();
     let undo = plan_undo(&BindSnapshot::read(&fake, &[at(dma[0])]), &journal, &[]);
-    run(&fake, &undo).unwrap();
-    assert_eq!(snapshot::driver(&fake, at(dma[0])).as_deref(), Some("ioatdma"));
+    assert_eq!(undo.changes[0].to.driver.as_deref(), Some("ioatdma"));
 
     let fake = with_dma_engine("2\n");
     assert_eq!(first_refusal(&planned(&fake, &request_for(dma))), other);

@@ -93,7 +93,7 @@ fn commands_suspend_and_reset() {
     assert!(model.step(1, &mut memory));
     assert_eq!((model.state, model.executed_total()), (ChannelState::Suspended, 1));
     model.write(CHANNEL_COMMAND, 1, COMMAND_RESET.into());
-    assert_eq!(model.read(CHANNEL_COMMAND, 1), COMMAND_RESET.into());
+    assert_eq!(model.read(CHANNEL_COMMAND, 1), u64::from(COMMAND_RESET));
     assert!(model.step(1, &mut memory));
     assert_eq!((model.read(CHANNEL_COMMAND, 1), model.read(DESCRIPTOR_COUNT, 2)), (0, 0));
     assert_eq!(model.state, ChannelState::Idle);
