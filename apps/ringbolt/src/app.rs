@@ -169,11 +169,20 @@ impl App {
     }
 }
 
-/// Whether a configuration attaches a vfio-user controller: another process then maps the I/O buffers.
+/// Whether a configuration opens a device behind vfio-user: another process then maps the I/O buffers.
 pub(crate) fn needs_shared_memory(config: &ConfigFile) -> bool {
     let is_vfio_user = |name: &str| name.eq_ignore_ascii_case("vfiouser");
     config.calls().any(|(method, params)| {
-        method == "bdev_nvme_attach_controller" && params["trtype"].as_str().is_some_and(is_vfio_user)
+        let is_served = |address: &serde_json::Value| {
+            address.as_str().is_some_and(|address| address.starts_with("vfio-user:"))
+        };
+        match method {
+            "bdev_nvme_attach_controller" => params["trtype"].as_str().is_some_and(is_vfio_user),
+            "ioat_scan_accel_module" => {
+                params["addresses"].as_array().is_some_and(|all| all.iter().any(is_served))
+            }
+            _ => false,
+        }
     })
 }
 
@@ -190,6 +199,7 @@ mod tests {
             "bdev_lvol_set_low_space",
             "bdev_raid_start_degraded",
             "framework_get_modules",
+            "ioat_get_channels",
             "iscsi_target_node_set_access_state",
             "job_cancel",
             "job_get",

@@ -1,12 +1,17 @@
 //! A device whose I/O is an operation of the acceleration framework: `accel:OPERATION`.
 //!
 //! Each read or write of one block executes the operation once, on memory of its channel that fits the
-//! caches where `size` does. The request's own data is not touched. `accel:memcpy` copies without the
+//! caches where `size` does. The request's own data is not touched. A copy or fill that is assigned to a device
+//! completes when that has executed it. `accel:memcpy` copies without the
 //! framework: what `accel:copy` is to be compared with.
 
+use std::rc::Rc;
 use std::sync::Arc;
 
-use accel::{Accel, AccelChannel, AccelFailure, AccelOp, Cipher, CryptoKey, TweakMode};
+use accel::{
+    Accel, AccelChannel, AccelFailure, AccelOp, AccelQueue, Cipher, CryptoKey, DeviceFailure, DeviceOutcome,
+    IoatOp, TweakMode,
+};
 use bdev::{
     Bdev, BdevError, BdevGeometry, BoxedChannel, Completion, Durability, IoLimits, Registry, Request,
 };
@@ -145,7 +150,8 @@ impl Bdev for AccelBdev {
         let channel = self.accel.channel(core.index());
         let work = Operation::new(&self.source)
             .map_err(|reason| BdevError::Invalid { field: "filename", reason })?;
-        Ok(Box::new(AccelDeviceChannel { channel, work, completed: Vec::new() }))
+        let device = DeviceWork::new(self.accel.queue(core), core.pool(), self.source.bytes as usize);
+        Ok(Box::new(AccelDeviceChannel { channel, work, device, completed: Vec::new() }))
     }
 
     fn io_limits(&self) -> IoLimits {
@@ -208,7 +214,7 @@ impl Operation {
         };
         match op {
             AccelOp::Copy => channel.copy(std::hint::black_box(&mut self.to), &self.from),
-            AccelOp::Fill => channel.fill(std::hint::black_box(&mut self.to), 0xa5),
+            AccelOp::Fill => channel.fill(std::hint::black_box(&mut self.to), FILL),
             AccelOp::Dualcast => channel.dualcast(&mut self.to, &mut self.other, &self.from),
             AccelOp::Compare => {
                 channel.compare(&self.to, &self.from).map(|is_equal| _ = std::hint::black_box(is_equal))
@@ -249,6 +255,8 @@ impl Operation {
     }
 }
 
+/// What `fill` writes.
+const FILL: u8 = 0xa5;
 const ENOTSUP: i32 = 95;
 const ENOKEY: i32 = 126;
 
@@ -265,10 +273,77 @@ fn key() -> Result<CryptoKey, String> {
         .map_err(|error| error.to_string())
 }
 
+/// Memory that a device can reach, and the operations that it executes on it.
+struct DeviceWork {
+    queue: AccelQueue,
+    /// What is copied from, and to; `None` if the pool has no buffers of that size.
+    memory: Option<Rc<Vec<dma::Buffer>>>,
+    parts: Vec<IoatOp>,
+    outcomes: Vec<DeviceOutcome>,
+}
+
+impl DeviceWork {
+    fn new(queue: AccelQueue, pool: &dma::Pool, bytes: usize) -> DeviceWork {
+        let memory: Option<Vec<_>> = (0..2).map(|_| pool.take(bytes)).collect();
+        DeviceWork { queue, memory: memory.map(Rc::new), parts: Vec::new(), outcomes: Vec::new() }
+    }
+
+    /// Queues the operation, which a device takes.
+    ///
+    /// # Errors
+    /// The request, for the CPU.
+    fn submit(&mut self, op: AccelOp, request: Request) -> Result<(), Request> {
+        let Some(memory) = &self.memory else { return Err(request) };
+        let addresses = (self.queue.buffer_address(&memory[0]), self.queue.buffer_address(&memory[1]));
+        let (Some(from), Some(to)) = addresses else { return Err(request) };
+        let bytes = memory[1].len() as u64;
+        self.parts.clear();
+        self.parts.push(match op {
+            AccelOp::Copy => IoatOp::Copy { from, to, bytes },
+            AccelOp::Fill => IoatOp::Fill { pattern: u64::from_ne_bytes([FILL; 8]), to, bytes },
+            _ => return Err(request),
+        });
+        self.queue.submit(&mut self.parts, request, Some(memory.clone()))
+    }
+}
+
 struct AccelDeviceChannel {
     channel: AccelChannel,
     work: Operation,
+    device: DeviceWork,
     completed: Vec<Completion>,
+}
+
+impl AccelDeviceChannel {
+    #[inline]
+    fn execute(&mut self, request: Request) {
+        let status = match self.work.execute(&self.channel) {
+            Ok(()) => Status::SUCCESS,
+            Err(AccelFailure::Protection(status)) => status,
+            Err(AccelFailure::Failed { .. }) => Status::INTERNAL_ERROR,
+        };
+        self.completed.push(request.complete(status));
+    }
+
+    /// Completes what a device has executed, and executes what it has failed at.
+    fn poll_device(&mut self, op: AccelOp) {
+        let mut outcomes = std::mem::take(&mut self.device.outcomes);
+        self.device.queue.poll(&mut outcomes);
+        for DeviceOutcome { request, result } in outcomes.drain(..) {
+            match result {
+                Ok(()) => {
+                    self.channel.executed(op, self.work.source.bytes.into());
+                    self.completed.push(request.complete(Status::SUCCESS));
+                }
+                Err(DeviceFailure::Stopped) => self.execute(request),
+                Err(DeviceFailure::Running) => {
+                    self.channel.failed(op);
+                    self.completed.push(request.complete(Status::INTERNAL_ERROR));
+                }
+            }
+        }
+        self.device.outcomes = outcomes;
+    }
 }
 
 impl Channel for AccelDeviceChannel {
@@ -276,24 +351,32 @@ impl Channel for AccelDeviceChannel {
     type Completion = Completion;
 
     fn submit(&mut self, batch: &mut Vec<Request>) {
-        for request in batch.drain(..) {
-            let status = match self.work.execute(&self.channel) {
-                Ok(()) => Status::SUCCESS,
-                Err(AccelFailure::Protection(status)) => status,
-                Err(AccelFailure::Failed { .. }) => Status::INTERNAL_ERROR,
-            };
-            self.completed.push(request.complete(status));
+        match self.work.source.op.filter(|op| self.device.queue.takes(*op)) {
+            None => batch.drain(..).for_each(|request| self.execute(request)),
+            Some(op) => {
+                for request in batch.drain(..) {
+                    if let Err(request) = self.device.submit(op, request) {
+                        self.execute(request);
+                    }
+                }
+                self.device.queue.flush();
+            }
         }
     }
 
     fn poll(&mut self, sink: &mut Vec<Completion>) -> usize {
+        if self.device.queue.in_flight() > 0
+            && let Some(op) = self.work.source.op
+        {
+            self.poll_device(op);
+        }
         let count = self.completed.len();
         sink.append(&mut self.completed);
         count
     }
 
     fn deadline(&self) -> Option<u64> {
-        (!self.completed.is_empty()).then_some(0)
+        (!self.completed.is_empty() || self.device.queue.in_flight() > 0).then_some(0)
     }
 }
 

@@ -147,6 +147,11 @@ fn elsewhere() -> Vec<(&'static str, Value, Value)> {
             json!({ "name": "p/i", "pool": "p", "image": "i", "cluster": "/c" }),
         ),
         (
+            "ioat_scan_accel_module",
+            json!({ "addresses": ["vfio-user:/run/ioat0", "00:04.0", "vfio-user:/run/ioat0"] }),
+            json!({ "addresses": ["0000:00:04.0", "vfio-user:/run/ioat0"] }),
+        ),
+        (
             "nbd_start_disk",
             json!({ "bdev_name": "0a000000-0000-0000-0000-000000000000", "nbd_device": "/dev/nbd0" }),
             json!({ "bdev_name": "M0", "nbd_device": "/dev/nbd0", "connections": 1, "reconnect_timeout_s": 60 }),

@@ -1,4 +1,5 @@
-//! `ringbolt model`: lists and checks device model profiles, and compares models with published figures.
+//! `ringbolt model`: lists and checks device model profiles, compares models with published figures, and serves the
+//! model of a DMA engine.
 
 use std::path::PathBuf;
 
@@ -9,6 +10,8 @@ use serde_json::{Value, json};
 
 use crate::command_error::CommandError;
 use crate::console::stdout_line;
+
+mod ioat;
 
 /// The subcommands of `ringbolt model`.
 #[derive(Subcommand)]
@@ -26,6 +29,9 @@ pub(crate) enum ModelCommand {
         after_help = "Examples:\n  ringbolt model fit samsung-980-pro\n  ringbolt model fit mine.toml --json"
     )]
     Fit(FitArgs),
+    /// Serve a software model of Intel's I/OAT DMA engine behind vfio-user
+    #[command(after_help = ioat::HELP)]
+    Ioat(ioat::IoatArgs),
     /// Check a profile file for errors
     Check {
         /// Profile file
@@ -61,6 +67,7 @@ pub(crate) fn run(command: ModelCommand) -> Result<(), CommandError> {
             None => DeviceProfile::shipped(&profile).map(drop).map_err(CommandError::usage),
         },
         ModelCommand::Fit(options) => compare(&options),
+        ModelCommand::Ioat(options) => ioat::run(options),
         ModelCommand::Check { file } => {
             let profile = read(&file.display().to_string())?;
             stdout_line!("{}: a profile of {}", file.display(), profile.title);

@@ -212,16 +212,18 @@ impl BdevRuntime {
         cpus.dedup();
         let list: Vec<String> = cpus.iter().map(u32::to_string).collect();
         let cores = (!list.is_empty()).then(|| list.join(","));
+        let config = run.config.as_deref().map(|path| ConfigFile::read(path, &app::catalog())).transpose();
+        let config = config.map_err(CommandError::config)?;
         // A vfio-user device, in another process, maps the I/O buffers.
-        let shared =
-            bdev_jobs.iter().any(|job| job.filenames.iter().any(|name| name.starts_with("nvme+vfio-user")));
+        let is_served = |name: &String| name.starts_with("nvme+vfio-user");
+        let shared = bdev_jobs.iter().any(|job| job.filenames.iter().any(is_served))
+            || config.as_ref().is_some_and(app::needs_shared_memory);
         let reactors = ReactorRuntime::start_with(&run.reactor_options, cores.as_deref(), count, shared)?;
         let registry = reactors.registry();
         control::logging::init();
         let app = App::start(registry.clone(), reactors.reactors()?, StartOptions::default())
             .map_err(CommandError::environment)?;
-        if let Some(path) = &run.config {
-            let config = ConfigFile::read(path, &app::catalog()).map_err(CommandError::config)?;
+        if let Some(config) = &config {
             config.apply(&app.control).map_err(|error| CommandError::config(error.message))?;
         }
         let handles = reactors.handles().to_vec();

@@ -52,6 +52,10 @@ pub(crate) struct Serve {
     /// name
     #[arg(long, value_name = "DIR")]
     pub(crate) key_folder: Option<PathBuf>,
+    /// Have other processes map the buffers of I/O, for devices behind vfio-user that calls name; a configuration
+    /// file that names one does so by itself
+    #[arg(long)]
+    pub(crate) shared_memory: bool,
     /// End when standard input does: with the process that has the other end of the pipe
     #[arg(long, hide = true)]
     pub(crate) until_stdin_closes: bool,
@@ -74,7 +78,7 @@ pub(crate) fn run(options: Serve) -> Result<(), CommandError> {
             let _ = signal_hook::low_level::raise(SIGTERM);
         });
     }
-    let shared = config.as_ref().is_some_and(app::needs_shared_memory);
+    let shared = options.shared_memory || config.as_ref().is_some_and(app::needs_shared_memory);
     let runtime = ReactorRuntime::start_with(&options.reactor_options, options.cores.as_deref(), 1, shared)?;
     runtime.describe()?.iter().for_each(|line| stdout_line!("{line}"));
     let socket = ListenSocket::bind(&options.rpc_socket).map_err(CommandError::environment)?;

@@ -99,6 +99,17 @@ fn the_guide_to_first_volumes_runs_from_top_to_bottom_in_one_shell() {
 }
 
 #[test]
+fn the_page_of_the_dma_engine_runs_from_top_to_bottom_in_one_shell() {
+    let printed = run("ioat", include_str!("../../../../docs/IOAT.md"), &["4420"], 2);
+    for part in ["\"copy\": \"ioat\"", "\"state\": \"in use\"", " blocks checked, 0 wrong"] {
+        assert!(printed.contains(part), "{part}: {printed}");
+    }
+    // By the server, and by the two jobs that measure.
+    let executed = printed.lines().find_map(|line| line.strip_suffix(" descriptors were executed"));
+    assert!(executed.unwrap().parse::<u64>().unwrap() > 20_000, "{printed}");
+}
+
+#[test]
 fn blocks_are_found_by_their_language() {
     let document = "a\n```sh\nb\n\nc\n```\n```json\nd\n```\n```sh\n# Needs root\n```\n";
     assert_eq!(blocks(document), ["b\n\nc\n", "# Needs root\n"]);
