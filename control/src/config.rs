@@ -18,8 +18,8 @@ const FILE_BYTES_MAX: u64 = 64 << 20;
 #[error("{0}")]
 pub struct ConfigError(String);
 
-/// A parsed configuration file. Its methods and the names of their parameters are known; values are checked when it is
-/// applied.
+/// A parsed configuration file. Its methods and the names of their parameters are known; values are checked
+/// when it is applied.
 #[derive(Clone, Debug, Default)]
 pub struct ConfigFile {
     /// File name, or name of the RPC method, for error messages.
@@ -33,7 +33,8 @@ pub(crate) struct ConfigStep {
     /// For error messages: `subsystems[1].config[0] (bdev)`.
     pub(crate) position: String,
     pub(crate) method: String,
-    /// As JSON text, a tenth of the memory of a parsed value: the configuration stays in memory for the next reload.
+    /// As JSON text, a tenth of the memory of a parsed value: the configuration stays in memory for the next
+    /// reload.
     params: Box<str>,
 }
 
@@ -44,8 +45,8 @@ impl ConfigStep {
 }
 
 impl ConfigFile {
-    /// Reads a file. A method or parameter that does not exist and a key that stands twice are errors; values of
-    /// parameters are checked by [`apply`](Self::apply).
+    /// Reads a file. A method or parameter that does not exist and a key that stands twice are errors; values
+    /// of parameters are checked by [`apply`](Self::apply).
     pub fn read(path: &Path, catalog: &Catalog) -> Result<ConfigFile, ConfigError> {
         let origin = path.display().to_string();
         let failed = |error| ConfigError(format!("{origin}: {error}"));
@@ -74,8 +75,8 @@ impl ConfigFile {
     }
 
     /// Makes the calls in order. Stops at the first that fails; those before it stay in effect. Before a call
-    /// fails, what disks have is found. Devices that calls use are not read: what a host has written there must
-    /// not keep the call from using them.
+    /// fails, what disks have is found. Devices that calls use are not read: what a host has written there
+    /// must not keep the call from using them.
     pub fn apply(&self, plane: &ControlPlane) -> Result<(), RpcError> {
         let _used = plane.use_bdevs(self.used_bdevs());
         for step in &self.steps {

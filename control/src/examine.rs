@@ -143,8 +143,8 @@ impl Drop for Examination {
 }
 
 impl Examiner {
-    /// Reports a device that has appeared, with its other names. It is not read if a configuration that is being
-    /// applied uses one of them. Does not block.
+    /// Reports a device that has appeared, with its other names. It is not read if a configuration that is
+    /// being applied uses one of them. Does not block.
     pub fn appeared<'a>(&self, bdev: &'a str, other_names: impl IntoIterator<Item = &'a str>) {
         let mut state = self.lock();
         let is_used = !state.used.is_empty()

@@ -1,10 +1,10 @@
 //! The control plane: registered modules with their methods, configuration, JSON-RPC, jobs and logging.
 //!
 //! A [`Module`] declares its methods, what it depends on, how it starts, saves, examines and stops. A
-//! [`ControlPlane`] runs the modules in order and calls their methods, one update at a time. An [`RpcServer`] offers
-//! them as JSON-RPC 2.0 on a UNIX socket, with SPDK's names, shapes and error codes; a [`ConfigFile`] is a list of
-//! calls in SPDK's format. Parameters are declared with [`parameters!`]. A [`Keyring`] has the secrets that
-//! methods name.
+//! [`ControlPlane`] runs the modules in order and calls their methods, one update at a time. An [`RpcServer`]
+//! offers them as JSON-RPC 2.0 on a UNIX socket, with SPDK's names, shapes and error codes; a [`ConfigFile`]
+//! is a list of calls in SPDK's format. Parameters are declared with [`parameters!`]. A [`Keyring`] has the
+//! secrets that methods name.
 //!
 //! ```
 //! use control::{ByName, ControlPlane, Method, Module, RpcError};

@@ -31,8 +31,9 @@ pub struct ManagedReactor {
 
 /// The registered modules and their methods. Shared by the threads of the [RPC server](crate::RpcServer).
 ///
-/// [`invoke`](Self::invoke) calls a method: updates run one at a time; queries and jobs run beside them. At exit:
-/// [`drain`](Self::drain), then stop the reactors, then [`stop`](Self::stop). It costs nothing on a reactor.
+/// [`invoke`](Self::invoke) calls a method: updates run one at a time; queries and jobs run beside them. At
+/// exit: [`drain`](Self::drain), then stop the reactors, then [`stop`](Self::stop). It costs nothing on a
+/// reactor.
 pub struct ControlPlane {
     /// In the order of their start.
     modules: Vec<Arc<dyn DynModule>>,
@@ -131,9 +132,9 @@ impl ControlPlaneBuilder {
         self.examiner.clone()
     }
 
-    /// Starts the modules. With `pending` the control plane is in the start-up stage, and `framework_start_init`
-    /// applies that configuration; without, it is in the runtime stage. Panics if the dependencies of modules
-    /// have a cycle or name a module that is not registered.
+    /// Starts the modules. With `pending` the control plane is in the start-up stage, and
+    /// `framework_start_init` applies that configuration; without, it is in the runtime stage. Panics if the
+    /// dependencies of modules have a cycle or name a module that is not registered.
     pub fn start(mut self, pending: Option<ConfigFile>) -> Result<Arc<ControlPlane>, RpcError> {
         self.bind(&Arc::new(Framework));
         let modules = in_order(self.modules);
@@ -298,7 +299,8 @@ impl ControlPlane {
         }
     }
 
-    /// The running configuration, as a file that recreates it: a section for each subsystem, in order of start.
+    /// The running configuration, as a file that recreates it: a section for each subsystem, in order of
+    /// start.
     pub fn save(&self) -> Value {
         saved(&self.modules)
     }

@@ -5,12 +5,12 @@
 //! file before or one that runs. So a file that spells the same in another way, or that `save_config` wrote,
 //! changes nothing.
 //!
-//! An object is what the reverse of its creating call names: `bdev_null_create` is undone by `bdev_null_delete`, of
-//! which the parameters are those of the same name. So two calls are about the same object if their reverse calls are
-//! equal. Removed objects are deleted in reverse order, then new ones are created, and what went with a
-//! removed object although the new file has it is made again. A call that has no reverse is undone by the
-//! deletion of the object that it names. What cannot be done while the program serves is refused, each with
-//! one line, and tried again at the next reload.
+//! An object is what the reverse of its creating call names: `bdev_null_create` is undone by
+//! `bdev_null_delete`, of which the parameters are those of the same name. So two calls are about the same
+//! object if their reverse calls are equal. Removed objects are deleted in reverse order, then new ones are
+//! created, and what went with a removed object although the new file has it is made again. A call that has
+//! no reverse is undone by the deletion of the object that it names. What cannot be done while the program
+//! serves is refused, each with one line, and tried again at the next reload.
 
 mod calls;
 mod parts;
@@ -28,8 +28,8 @@ use parts::{find_with_parts, has_lists, refuse_parts, restore_lists};
 const SECRETS: [&str; 6] = ["secret", "msecret", "psk", "password", "key", "key2"];
 
 impl ConfigFile {
-    /// Applies the difference between this configuration, which was applied before, and `new`. Returns what is in force
-    /// now, for the next reload, and a line for each thing that was done or refused.
+    /// Applies the difference between this configuration, which was applied before, and `new`. Returns what
+    /// is in force now, for the next reload, and a line for each thing that was done or refused.
     pub fn reload(&self, new: &ConfigFile, plane: &ControlPlane) -> (ConfigFile, Vec<String>) {
         let _used = plane.use_bdevs(new.used_bdevs());
         let before = RunningCalls::of(plane);

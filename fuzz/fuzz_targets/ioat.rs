@@ -1,5 +1,5 @@
-//! Every decoder of `wire/ioat`; and a channel whose engine gives any value for its registers and its completion
-//! word: each request completes once or stays with the channel, and no value causes a panic.
+//! Every decoder of `wire/ioat`; and a channel whose engine gives any value for its registers and its
+//! completion word: each request completes once or stays with the channel, and no value causes a panic.
 #![no_main]
 
 use std::cell::RefCell;
@@ -12,7 +12,7 @@ const RING_AT: u64 = 0x1_0000;
 const ENTRIES: u32 = 8;
 const REQUESTS: u64 = 24;
 
-/// An engine of which the input is every answer.
+/// An engine whose every answer is the input.
 struct Hostile(RefCell<Vec<u8>>);
 
 impl Hostile {

@@ -48,8 +48,8 @@ pub(crate) struct App {
 /// How the modules are started.
 #[derive(Default)]
 pub(crate) struct StartOptions {
-    /// If given, the program is in the start-up stage, and `framework_start_init` applies this configuration; otherwise it
-    /// is in the runtime stage.
+    /// If given, the program is in the start-up stage, and `framework_start_init` applies this configuration;
+    /// otherwise it is in the runtime stage.
     pub(crate) pending: Option<ConfigFile>,
     /// Where the sockets of vhost controllers are; empty for the current directory.
     pub(crate) vhost_socket_dir: PathBuf,

@@ -1,4 +1,5 @@
-//! A cluster of the store as its users run it: three processes, whose nodes are killed and stopped under verified load.
+//! A cluster of the store as its users run it: three processes, whose nodes are killed and stopped under
+//! verified load.
 #![allow(clippy::unwrap_used)]
 
 mod rig;

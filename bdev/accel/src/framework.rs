@@ -23,9 +23,9 @@ impl Accel {
         AccelQueue::new(self.0.clone(), core)
     }
 
-    /// Opens functions of the engine `ioat`: those at these addresses; or without, every PCI function of the kind
-    /// that is bound for user space, as far as it can be opened. Returns the number of those that were not open.
-    /// It may wait.
+    /// Opens functions of the engine `ioat`: those at these addresses; or without, every PCI function of the
+    /// kind that is bound for user space, as far as it can be opened. Returns the number of those that were
+    /// not open. It may wait.
     ///
     /// # Errors
     /// One of the addresses cannot be opened; those before it are.

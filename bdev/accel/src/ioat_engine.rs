@@ -67,9 +67,9 @@ pub struct IoatChannelInfo {
 }
 
 impl IoatFunctions {
-    /// Opens functions: those at these addresses; or without, every PCI function of the kind that is bound for
-    /// user space, as far as it can be opened. One that is open stays as it is. Returns the number that were
-    /// opened. It may wait.
+    /// Opens functions: those at these addresses; or without, every PCI function of the kind that is bound
+    /// for user space, as far as it can be opened. One that is open stays as it is. Returns the number that
+    /// were opened. It may wait.
     ///
     /// # Errors
     /// One of the addresses cannot be opened; those before it are.

@@ -2,8 +2,8 @@
 //!
 //! [`Accel`] says which engine executes an operation, and has the keys of encryption ([`CryptoKeys`]), the
 //! errors that are injected and the statistics of all cores. An [`AccelChannel`] is a core's side of it: its
-//! calls execute an operation at once, inline, on the CPU. An [`AccelQueue`] has a device execute copies and fills,
-//! which complete later. [`AccelModule`] has the methods `accel_*`.
+//! calls execute an operation at once, inline, on the CPU. An [`AccelQueue`] has a device execute copies and
+//! fills, which complete later. [`AccelModule`] has the methods `accel_*`.
 //!
 //! ```
 //! use accel::{Accel, AccelOp};
@@ -17,8 +17,8 @@
 //! ```
 //!
 //! There are three engines: `software`, the CPU's own instructions, chosen at run time where there are wider
-//! ones; `error`, which is `software` with the faults of `accel_error_inject_error`; and `ioat`, which is a DMA
-//! engine for what works on memory that it reaches, and `software` for the rest.
+//! ones; `error`, which is `software` with the faults of `accel_error_inject_error`; and `ioat`, which is a
+//! DMA engine for what works on memory that it reaches, and `software` for the rest.
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 

@@ -23,8 +23,8 @@ struct CorePorts(RefCell<Vec<Rc<IoatPort>>>);
 /// Order of calls: [`takes`](Self::takes) an operation, which is false whenever the CPU is to execute it; the
 /// addresses of its memory, from [`buffer_address`](Self::buffer_address) and
 /// [`region_address`](Self::region_address); [`submit`](Self::submit), then [`flush`](Self::flush) once a
-/// batch; [`poll`](Self::poll) until all have come back. A request owns the memory that the device writes. What
-/// a device has not executed comes back as well, for the CPU.
+/// batch; [`poll`](Self::poll) until all have come back. A request owns the memory that the device writes.
+/// What a device has not executed comes back as well, for the CPU.
 pub struct AccelQueue {
     inner: Arc<AccelInner>,
     core: Core,
@@ -53,7 +53,8 @@ impl AccelQueue {
         AccelQueue { inner, core: core.clone(), port, user, in_flight: 0 }
     }
 
-    /// Whether a device executes an operation now: one is assigned, and this core has one that takes requests.
+    /// Whether a device executes an operation now: one is assigned, and this core has one that takes
+    /// requests.
     #[inline]
     pub fn takes(&self, op: AccelOp) -> bool {
         self.inner.assigned.is(op, Engine::Ioat) && self.port.is_ready(&self.core)
@@ -64,8 +65,8 @@ impl AccelQueue {
         self.port.buffer_address(buffer)
     }
 
-    /// Where the device sees a region; `None` if it does not, or not yet: a thread maps it from the first call
-    /// on.
+    /// Where the device sees a region; `None` if it does not, or not yet: a thread maps it from the first
+    /// call on.
     pub fn region_address(&self, region: &Arc<RegionMapping>, known: &mut KnownRegion) -> Option<u64> {
         let generation = self.port.generation();
         if let Some((of, address)) = known.known

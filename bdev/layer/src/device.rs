@@ -38,24 +38,26 @@ pub struct BdevGeometry {
     pub optimal_io_boundary_blocks: u32,
     /// Writes are whole multiples of this many blocks, at multiples of them, and fail otherwise; 1 for any.
     pub write_unit_blocks: u32,
-    /// Whether the device has a volatile write cache: a completed write without FUA may be lost at a power failure
-    /// until a flush completes.
+    /// Whether the device has a volatile write cache: a completed write without FUA may be lost at a power
+    /// failure until a flush completes.
     pub write_cache: bool,
-    /// Required alignment of buffer addresses in bytes, at most 4096; 1 where the device copies. Buffers of a pool
-    /// always meet it.
+    /// Required alignment of buffer addresses in bytes, at most 4096; 1 where the device copies. Buffers of a
+    /// pool always meet it.
     pub buffer_alignment: u32,
-    /// Most blocks of a write with [`RequestFlags::ATOMIC`](block_io::RequestFlags::ATOMIC): after a power failure or an
-    /// error all of its blocks are written or none, and no read sees a part of them. 0 where nothing is promised.
+    /// Most blocks of a write with [`RequestFlags::ATOMIC`](block_io::RequestFlags::ATOMIC): after a power
+    /// failure or an error all of its blocks are written or none, and no read sees a part of them. 0 where
+    /// nothing is promised.
     pub atomic_write_blocks: u32,
     /// Such a write crosses no multiple of this many blocks; 0 for no boundary.
     pub atomic_write_boundary_blocks: u32,
-    /// Least blocks of such a write if its length has to be a power of two, and its first block a multiple of its length, as
-    /// the Linux kernel wants it; 0 for any length, anywhere.
+    /// Least blocks of such a write if its length has to be a power of two, and its first block a multiple of
+    /// its length, as the Linux kernel wants it; 0 for any length, anywhere.
     pub atomic_write_unit_min_blocks: u32,
 }
 
 impl BdevGeometry {
-    /// No boundary, no write cache, no atomic writes, physical blocks of `block_size`, and a buffer alignment of 4096.
+    /// No boundary, no write cache, no atomic writes, physical blocks of `block_size`, and a buffer alignment
+    /// of 4096.
     pub const fn new(block_size: u32, blocks: u64) -> BdevGeometry {
         BdevGeometry {
             block_size,
@@ -72,7 +74,8 @@ impl BdevGeometry {
         }
     }
 
-    /// That of a part which begins at a block: boundaries and alignment of atomic writes are those of the whole device.
+    /// That of a part which begins at a block: boundaries and alignment of atomic writes are those of the
+    /// whole device.
     pub(crate) fn at(self, first_lba: u64) -> BdevGeometry {
         let aligned_blocks = if self.atomic_write_unit_min_blocks > 0 { self.atomic_write_blocks } else { 0 };
         let is_aligned = first_lba.is_multiple_of(self.atomic_write_boundary_blocks.max(1).into())
@@ -115,11 +118,13 @@ pub struct IoLimits {
     pub transfer_bytes_max: u32,
     /// Most slices of data.
     pub segments_max: u32,
-    /// Alignment of each slice's address, and of the length of each slice but the last, in bytes: a power of two up to
+    /// Alignment of each slice's address, and of the length of each slice but the last, in bytes: a power of
+    /// two up to
     /// 4096. The layer copies what is misaligned.
     pub alignment: u32,
-    /// Each slice but the first begins, and each but the last ends, at a multiple of this many bytes, a power of two;
-    /// 1 for none (the Linux kernel's virtual boundary). An NVMe controller without SGLs needs its page size.
+    /// Each slice but the first begins, and each but the last ends, at a multiple of this many bytes, a power
+    /// of two; 1 for none (the Linux kernel's virtual boundary). An NVMe controller without SGLs needs its
+    /// page size.
     pub virtual_boundary: u32,
     /// Requests do not cross multiples of this many blocks; 0 for no boundary.
     pub boundary_blocks: u32,
@@ -182,25 +187,27 @@ pub trait Bdev: Any + Send + Sync {
     /// [`Registry::notify_resized`]: crate::Registry::notify_resized
     fn geometry(&self) -> BdevGeometry;
 
-    /// What a write survives once it was completed with FUA or flushed. A device on top of others has that of the weakest.
+    /// What a write survives once it was completed with FUA or flushed. A device on top of others has that of
+    /// the weakest.
     fn durability(&self) -> Durability;
 
-    /// Whether the module implements an operation. Where [`Op::Reset`] is not supported, the layer completes it once
-    /// all I/O in flight has completed; where it is, it reaches the module even beyond [`depth`](Self::depth).
-    /// [`Op::Compare`] never reaches a module: the layer supports it wherever reads are supported, and likewise
-    /// [`Op::Copy`] and [`Op::Abort`]. For a module without [`Op::SeekData`] or [`Op::SeekHole`], all blocks are
-    /// allocated.
+    /// Whether the module implements an operation. Where [`Op::Reset`] is not supported, the layer completes
+    /// it once all I/O in flight has completed; where it is, it reaches the module even beyond
+    /// [`depth`](Self::depth). [`Op::Compare`] never reaches a module: the layer supports it wherever reads
+    /// are supported, and likewise [`Op::Copy`] and [`Op::Abort`]. For a module without [`Op::SeekData`] or
+    /// [`Op::SeekHole`], all blocks are allocated.
     fn supports(&self, op: Op) -> bool;
 
     /// Opens an I/O channel on the core that will use it.
     ///
-    /// Requests that reach it are validated: a supported operation, a range inside the device, data of the right
-    /// length within [`io_limits`](Self::io_limits), writable for a read. Protected data, which only a device with
-    /// metadata gets, may exceed the limits. A device that can shrink must check the range again. The range fields of an operation without a range are undefined.
+    /// Requests that reach it are validated: a supported operation, a range inside the device, data of the
+    /// right length within [`io_limits`](Self::io_limits), writable for a read. Protected data, which only a
+    /// device with metadata gets, may exceed the limits. A device that can shrink must check the range again.
+    /// The range fields of an operation without a range are undefined.
     fn open(&self, core: &reactor::Core) -> Result<BoxedChannel, BdevError>;
 
-    /// What the module takes in one request, read when a channel is opened. By default one slice of any size, aligned
-    /// to the geometry's `buffer_alignment`.
+    /// What the module takes in one request, read when a channel is opened. By default one slice of any size,
+    /// aligned to the geometry's `buffer_alignment`.
     fn io_limits(&self) -> IoLimits {
         IoLimits { segments_max: 1, alignment: self.geometry().buffer_alignment, ..IoLimits::NONE }
     }
@@ -220,9 +227,9 @@ pub trait Bdev: Any + Send + Sync {
         false
     }
 
-    /// How the pages of [`Payload::Registered`](block_io::Payload::Registered) are aligned, in bytes, if reads and writes
-    /// may have them: they are operations of the core's own io_uring. The layer does not divide such a request: it may
-    /// exceed [`io_limits`](Self::io_limits).
+    /// How the pages of [`Payload::Registered`](block_io::Payload::Registered) are aligned, in bytes, if
+    /// reads and writes may have them: they are operations of the core's own io_uring. The layer does not
+    /// divide such a request: it may exceed [`io_limits`](Self::io_limits).
     fn registered_page_alignment(&self) -> Option<u32> {
         None
     }
@@ -237,8 +244,8 @@ pub trait Bdev: Any + Send + Sync {
         DEPTH_DEFAULT
     }
 
-    /// Identity of a backing file that only one device may use: device and inode number. Registration fails if
-    /// another device has the same.
+    /// Identity of a backing file that only one device may use: device and inode number. Registration fails
+    /// if another device has the same.
     fn backing_id(&self) -> Option<(u64, u64)> {
         None
     }
@@ -274,16 +281,17 @@ pub trait Bdev: Any + Send + Sync {
     /// Called once, at removal: resumes I/O that the module holds back, as it cannot be resumed later.
     fn on_removed(&self) {}
 
-    /// Called once, after removal, when the last descriptor and channel are closed: releases claims and files.
+    /// Called once, after removal, when the last descriptor and channel are closed: releases claims and
+    /// files.
     fn on_closed(&self) {}
 }
 
 /// A registered block device (SPDK's `spdk_bdev`).
 ///
-/// It owns the module's object, the statistics and range locks that its channels share, and the claim. Made by
-/// [`Registry::register`](crate::Registry::register), opened by [`Registry::open`](crate::Registry::open), removed by
-/// [`Registry::unregister`](crate::Registry::unregister): from then on new I/O fails, and the object lives until the
-/// last descriptor and channel are closed.
+/// It owns the module's object, the statistics and range locks that its channels share, and the claim. Made
+/// by [`Registry::register`](crate::Registry::register), opened by [`Registry::open`](crate::Registry::open),
+/// removed by [`Registry::unregister`](crate::Registry::unregister): from then on new I/O fails, and the
+/// object lives until the last descriptor and channel are closed.
 pub struct BlockDevice {
     name: String,
     /// Changed with the registry's lock.
@@ -430,7 +438,8 @@ impl BlockDevice {
         self.qos.limits()
     }
 
-    /// Sets the rate limits. Requests in flight are not affected; queued ones obey the new limits within 10 ms.
+    /// Sets the rate limits. Requests in flight are not affected; queued ones obey the new limits within 10
+    /// ms.
     pub fn set_rate_limits(&self, limits: RateLimits) {
         self.qos.set_limits(limits);
         if limits.is_none() {

@@ -81,8 +81,8 @@ pub use trace::{TargetTrace, TraceEvent, TraceGroup, TracePoint, TracedConnectio
 pub use uuid::Uuid;
 pub use wire_nvme::protection::{MetadataFormat, Protection, ProtectionType};
 
-/// Whether channels accept fused compare-and-write ([`block_io::RequestFlags::FUSED`]): its range locks need the
-/// `membarrier` system call.
+/// Whether channels accept fused compare-and-write ([`block_io::RequestFlags::FUSED`]): its range locks need
+/// the `membarrier` system call.
 pub fn supports_fused() -> bool {
     os::barrier::is_supported()
 }

@@ -7,8 +7,8 @@ use dma::SharedRegion;
 
 use crate::BdevError;
 
-/// The memory for devices in memory. Pages are allocated by the first write: without a limit, devices larger than the
-/// machine's memory would be created, and the process killed when they fill.
+/// The memory for devices in memory. Pages are allocated by the first write: without a limit, devices larger
+/// than the machine's memory would be created, and the process killed when they fill.
 #[derive(Clone, Default)]
 pub(crate) struct MemoryBudget(Arc<Mutex<BudgetState>>);
 
@@ -17,7 +17,8 @@ struct BudgetState {
     reserved_bytes: u64,
 }
 
-/// The contents of a device in memory, zeroed at first. It counts against the budget of its registry until it is dropped.
+/// The contents of a device in memory, zeroed at first. It counts against the budget of its registry until it
+/// is dropped.
 pub struct DeviceMemory {
     region: SharedRegion,
     // Dropped after the region.

@@ -65,8 +65,8 @@ pub enum DeviceEvent {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SubscriptionId(u64);
 
-/// An open device (SPDK's `spdk_bdev_desc`). It may be sent to the core that opens channels. The device is closed,
-/// and its claim released, when the descriptor and all its channels are dropped.
+/// An open device (SPDK's `spdk_bdev_desc`). It may be sent to the core that opens channels. The device is
+/// closed, and its claim released, when the descriptor and all its channels are dropped.
 pub struct Descriptor(Arc<OpenHandle>);
 
 impl DeviceEvent {
@@ -115,11 +115,12 @@ impl Registry {
         self.0.memory.set_limit(limit_bytes);
     }
 
-    /// Allocates the contents of the device `name`: zeroes, whose pages come with the first write. Memory that is
-    /// allocated after the engine `ioat` was enabled can be reached by its devices, which pin it.
+    /// Allocates the contents of the device `name`: zeroes, whose pages come with the first write. Memory
+    /// that is allocated after the engine `ioat` was enabled can be reached by its devices, which pin it.
     ///
     /// # Errors
-    /// [`BdevError::NoMemoryLeft`] beyond the limit; [`BdevError::Memory`] if the address space has no such range.
+    /// [`BdevError::NoMemoryLeft`] beyond the limit; [`BdevError::Memory`] if the address space has no such
+    /// range.
     pub fn allocate_memory(&self, name: &str, bytes: u64) -> Result<Arc<DeviceMemory>, BdevError> {
         let shared = self.0.accel.is_enabled(accel::Engine::Ioat);
         self.0.memory.allocate(name, bytes, shared).map(Arc::new)
@@ -163,8 +164,8 @@ impl Registry {
         Ok(device)
     }
 
-    /// Unregisters a device at once: it cannot be found any more, new I/O fails, I/O in flight completes. Does not
-    /// wait for users; [`BlockDevice::wait_closed`] does.
+    /// Unregisters a device at once: it cannot be found any more, new I/O fails, I/O in flight completes.
+    /// Does not wait for users; [`BlockDevice::wait_closed`] does.
     pub fn unregister(&self, name: &str) -> Result<Arc<BlockDevice>, BdevError> {
         let mut table = self.lock();
         let found = table.find(name).map(|device| device.name().to_string());
@@ -202,9 +203,9 @@ impl Registry {
         Ok(())
     }
 
-    /// Opens the reservations of a device, which all its users share. With a file they can persist through power loss;
-    /// it is read, and written, when the first user opens it. Blocks until then, for at most ten seconds: to be called
-    /// without a lock.
+    /// Opens the reservations of a device, which all its users share. With a file they can persist through
+    /// power loss; it is read, and written, when the first user opens it. Blocks until then, for at most ten
+    /// seconds: to be called without a lock.
     ///
     /// # Errors
     /// The file is unusable, or in use for another device, or the device is in use with another file or none.
@@ -222,8 +223,9 @@ impl Registry {
         Ok(lease)
     }
 
-    /// The first part of opening the reservations of a device for a user with a lock, who calls it without the lock: opens
-    /// those with a file, as [`open_reservations`](Self::open_reservations). A device that is not there is no error yet.
+    /// The first part of opening the reservations of a device for a user with a lock, who calls it without
+    /// the lock: opens those with a file, as [`open_reservations`](Self::open_reservations). A device that is
+    /// not there is no error yet.
     ///
     /// # Errors
     /// As [`open_reservations`](Self::open_reservations).
@@ -239,8 +241,8 @@ impl Registry {
         Ok(PreparedReservations { has_file: file.is_some(), lease })
     }
 
-    /// The second part, with the lock and the device that is open: does not wait. `None` if the device was created, or
-    /// created again, since the first part.
+    /// The second part, with the lock and the device that is open: does not wait. `None` if the device was
+    /// created, or created again, since the first part.
     ///
     /// # Errors
     /// As [`open_reservations`](Self::open_reservations).
@@ -318,7 +320,8 @@ impl Registry {
         self.0.trace.clear();
     }
 
-    /// The last `max` trace events of all cores, or of `core`, the oldest first. Each core keeps 8,191 at most.
+    /// The last `max` trace events of all cores, or of `core`, the oldest first. Each core keeps 8,191 at
+    /// most.
     pub fn trace_events(&self, core: Option<usize>, max: usize) -> Vec<TraceEvent> {
         self.0.trace.events(core, max)
     }
@@ -332,8 +335,8 @@ impl Registry {
         self.list().into_iter().flat_map(claims).collect()
     }
 
-    /// Calls `subscriber` for every later event, on the thread that caused it and outside the registry's lock. It
-    /// must not block.
+    /// Calls `subscriber` for every later event, on the thread that caused it and outside the registry's
+    /// lock. It must not block.
     pub fn subscribe(&self, subscriber: Box<dyn Fn(&DeviceEvent) + Send + Sync>) -> SubscriptionId {
         let mut table = self.lock();
         table.last_subscription += 1;
@@ -347,8 +350,8 @@ impl Registry {
         self.lock().subscribers.retain(|(other, _)| *other != id.0);
     }
 
-    /// Applies the number of blocks that the module reports now, and notifies subscribers. Channels see it at their
-    /// next submit. No effect if the number is unchanged.
+    /// Applies the number of blocks that the module reports now, and notifies subscribers. Channels see it at
+    /// their next submit. No effect if the number is unchanged.
     pub fn notify_resized(&self, name: &str) -> Result<(), BdevError> {
         let device = self.find(name).ok_or_else(|| BdevError::NotFound { name: name.to_string() })?;
         let blocks = device.bdev().geometry().blocks;

@@ -1,4 +1,5 @@
-//! The module of block devices for the control plane: SPDK's `bdev_*` methods of the layer and its basic modules.
+//! The module of block devices for the control plane: SPDK's `bdev_*` methods of the layer and its basic
+//! modules.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -36,8 +37,8 @@ use virtual_bdevs::VirtualBdevs;
 
 /// Block devices as a [`Module`]: methods to create, inspect and delete them.
 ///
-/// It owns the calls that `save_config` writes for the subsystem `bdev`; other modules of block devices record theirs
-/// in [`saved_calls`](Self::saved_calls), so that all are in order of creation.
+/// It owns the calls that `save_config` writes for the subsystem `bdev`; other modules of block devices
+/// record theirs in [`saved_calls`](Self::saved_calls), so that all are in order of creation.
 pub struct BdevModule {
     registry: Registry,
     examiner: Arc<Examiner>,
@@ -135,8 +136,8 @@ impl BdevModule {
     }
 }
 
-/// The method of a module with its own kind of bdevs that deletes one: `product` is their product name, and `bdevs` finds
-/// the devices that it creates them among.
+/// The method of a module with its own kind of bdevs that deletes one: `product` is their product name, and
+/// `bdevs` finds the devices that it creates them among.
 pub fn delete_method<M: Module>(
     name: &'static str,
     product: &'static str,

@@ -68,8 +68,8 @@ pub enum IoatMemoryError {
 
 /// The registers of a function, and its DMA.
 ///
-/// Accesses have the width of the register. Registers of a function that is gone, and of one whose server does
-/// not answer, read as ones; writes to them have no effect.
+/// Accesses have the width of the register. Registers of a function that is gone, and of one whose server
+/// does not answer, read as ones; writes to them have no effect.
 pub(crate) trait FunctionAccess: Dma {
     fn read_u8(&self, register: u32) -> u8;
     fn read_u32(&self, register: u32) -> u32;
@@ -84,7 +84,8 @@ pub(crate) trait FunctionAccess: Dma {
     fn disable_dma(&self) -> Result<(), String>;
 }
 
-/// A function that this process has opened, with its DMA off. It is closed with the last clone of its mappings.
+/// A function that this process has opened, with its DMA off. It is closed with the last clone of its
+/// mappings.
 pub struct IoatFunction {
     address: IoatAddress,
     access: Box<dyn FunctionAccess>,
@@ -94,7 +95,8 @@ impl IoatFunction {
     /// Opens a function, and disables its interrupts. It may wait for a server, 2 seconds at most.
     ///
     /// # Errors
-    /// It is none, is bound to a driver of the kernel, in use by another process, or its server does not answer.
+    /// It is none, is bound to a driver of the kernel, in use by another process, or its server does not
+    /// answer.
     pub fn open(address: &IoatAddress) -> Result<Arc<DeviceMappings<IoatFunction>>, IoatOpenError> {
         let access: Box<dyn FunctionAccess> = match address {
             IoatAddress::Pci(pci) => Box::new(pcie::PciAccess::open(&Sysfs::default(), *pci)?),
@@ -140,8 +142,8 @@ impl FunctionDevice {
     /// Takes the memory from the pool of a core, and enables the function's DMA.
     ///
     /// # Errors
-    /// The pool is used up, or its memory cannot be mapped: it is private and the function in another process,
-    /// for example.
+    /// The pool is used up, or its memory cannot be mapped: it is private and the function in another
+    /// process, for example.
     pub fn new(
         mappings: Arc<DeviceMappings<IoatFunction>>,
         pool: &Pool,

@@ -1,4 +1,5 @@
-//! The driver against the software model behind vfio-user, in a thread of its own: through a socket and shared memory.
+//! The driver against the software model behind vfio-user, in a thread of its own: through a socket and
+//! shared memory.
 #![allow(clippy::unwrap_used)]
 
 use std::path::PathBuf;

@@ -6,8 +6,8 @@
 //! - [`Association`]: the admin queue, with Connect, keep alive, identification and events, on one core;
 //! - [`FabricsIoQueue`]: an I/O queue of an association, on any core;
 //! - [`discovery`]: the log page of a discovery controller;
-//! - authentication with [`HostCredentials`](crate::HostCredentials): what follows Connect on every queue of a
-//!   controller that asks for it.
+//! - authentication with [`HostCredentials`](crate::HostCredentials): what follows Connect on every queue of
+//!   a controller that asks for it.
 
 mod association;
 mod authentication;

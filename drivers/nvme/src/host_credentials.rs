@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex};
 
 use nvme_auth::{AuthKeys, AuthOptions};
 
-/// How a host authenticates with DH-HMAC-CHAP, and what it accepts of a controller. Clones share the keys: new ones
-/// ([`set_keys`](Self::set_keys)) are used by every queue that is connected from then on.
+/// How a host authenticates with DH-HMAC-CHAP, and what it accepts of a controller. Clones share the keys:
+/// new ones ([`set_keys`](Self::set_keys)) are used by every queue that is connected from then on.
 #[derive(Clone)]
 pub struct HostCredentials {
     keys: Arc<Mutex<Option<AuthKeys>>>,

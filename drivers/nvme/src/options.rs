@@ -12,8 +12,8 @@ pub struct Options {
     pub hostnqn: Option<Nqn>,
     /// Host identifier (128 bits).
     pub host_id: [u8; 16],
-    /// How the host authenticates, if the controller demands it; and that the controller has to, if they have its key.
-    /// Fabrics only.
+    /// How the host authenticates, if the controller demands it; and that the controller has to, if they have
+    /// its key. Fabrics only.
     pub authentication: Option<HostCredentials>,
     /// The key with which connections use TLS; `None` for none. Only over TCP.
     pub tls: Option<HostTls>,
@@ -27,17 +27,18 @@ pub struct Options {
     /// milliseconds; 0 leaves that to the kernel, which gives up after many minutes. Only over TCP
     /// (`TCP_USER_TIMEOUT`).
     pub ack_timeout_ms: u32,
-    /// Delay after which an Asynchronous Event Request that failed is submitted again, unless the controller set Do Not
-    /// Retry, in nanoseconds: a controller that fails each one must not keep the core busy. Only over TCP.
+    /// Delay after which an Asynchronous Event Request that failed is submitted again, unless the controller
+    /// set Do Not Retry, in nanoseconds: a controller that fails each one must not keep the core busy. Only
+    /// over TCP.
     pub event_retry_ns: u64,
-    /// I/O timeout in nanoseconds, after which the command is aborted; after the same time again the controller is
-    /// reset. 0 disables it. Not over TCP.
+    /// I/O timeout in nanoseconds, after which the command is aborted; after the same time again the
+    /// controller is reset. 0 disables it. Not over TCP.
     pub io_timeout_ns: u64,
-    /// Whether [`IoQueue::quiesced_ns`](crate::IoQueue::quiesced_ns) says how long a silent controller may still
-    /// execute commands. Only over TCP, and only with a keep alive timeout.
+    /// Whether [`IoQueue::quiesced_ns`](crate::IoQueue::quiesced_ns) says how long a silent controller may
+    /// still execute commands. Only over TCP, and only with a keep alive timeout.
     pub quiesce_wait: bool,
-    /// Whether memory that a peer lends, such as a guest's, is mapped for the device as a whole, which pins it, so that
-    /// commands need not copy. Only over PCI Express with an IOMMU.
+    /// Whether memory that a peer lends, such as a guest's, is mapped for the device as a whole, which pins
+    /// it, so that commands need not copy. Only over PCI Express with an IOMMU.
     pub map_lent_memory: bool,
     /// Whether completions raise interrupts. Not over TCP.
     pub interrupts: InterruptMode,
@@ -68,7 +69,8 @@ pub enum InterruptMode {
 
 impl Default for Options {
     fn default() -> Self {
-        // The process identifier makes two processes on one machine distinct hosts; it is not a stable identity.
+        // The process identifier makes two processes on one machine distinct hosts; it is not a stable
+        // identity.
         let mut host_id = *b"ringbolt-host\0\0\0";
         host_id[12..].copy_from_slice(&std::process::id().to_be_bytes());
         Options {

@@ -1,9 +1,9 @@
 //! Memory for DMA and socket I/O: buffer pools, request data, shared regions and queue rings.
 //!
-//! An [`Arena`] allocates 2 MiB chunks up to a limit, from hugepages if available and from ordinary
-//! pages otherwise. Each core divides chunks into [`Buffer`]s through its own [`Pool`]; a dropped
-//! buffer returns to its pool. A request carries [`Data`], which is one buffer or several in order, split, joined
-//! and shared without copying; a [`Parcel`] takes data to another core, and returns it when it is dropped there.
+//! An [`Arena`] allocates 2 MiB chunks up to a limit, from hugepages if available and from ordinary pages
+//! otherwise. Each core divides chunks into [`Buffer`]s through its own [`Pool`]; a dropped buffer returns to
+//! its pool. A request carries [`Data`], which is one buffer or several in order, split, joined and shared
+//! without copying; a [`Parcel`] takes data to another core, and returns it when it is dropped there.
 //! [`SharedRegion`] is memory that several cores, a device or another process access concurrently; an
 //! [`ExternalMemory`] makes buffers of parts of it without a copy. [`DeviceBuffer`] is a buffer that a device
 //! accesses concurrently, and [`EntryRing`] is a queue in such a buffer. [`DeviceMappings`] is a device with

@@ -42,7 +42,8 @@ pub enum RegionError {
         "the file is not on persistent memory: its file system must be mounted with DAX (ext4 or xfs on /dev/pmemN, mount -o dax)"
     )]
     NotPersistent,
-    /// The processor has no instruction that flushes a line of its caches to persistent memory from user space.
+    /// The processor has no instruction that flushes a line of its caches to persistent memory from user
+    /// space.
     #[error("this processor cannot flush its caches to persistent memory from user space")]
     NoCacheFlush,
     /// A peer's file ends before the range.
@@ -50,7 +51,8 @@ pub enum RegionError {
     Short(u64),
 }
 
-/// The expected order of access to a file, by which the kernel reads ahead, see posix_fadvise(2) and madvise(2).
+/// The expected order of access to a file, by which the kernel reads ahead, see posix_fadvise(2) and
+/// madvise(2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AccessOrder {
     /// No read-ahead.
@@ -94,8 +96,8 @@ impl SharedRegion {
     }
 
     /// As [`new`](Self::new), in a memfd, so that a device in another process can map it too
-    /// ([`RegionMapping::file`]). Pages that were written once stay allocated: [`zero`](Self::zero) writes them,
-    /// because a device that has pinned a page goes on to use that one.
+    /// ([`RegionMapping::file`]). Pages that were written once stay allocated: [`zero`](Self::zero) writes
+    /// them, because a device that has pinned a page goes on to use that one.
     pub fn new_shared(bytes: u64) -> Result<SharedRegion, RegionError> {
         let failed = |errno: rustix::io::Errno| RegionError::Map { bytes, errno: errno.raw_os_error() };
         checked_size(bytes)?;
@@ -141,8 +143,8 @@ impl SharedRegion {
         Ok(SharedRegion::from_mapping(start, size, writable, false))
     }
 
-    /// As [`map`](Self::map), for a file of an untrusted peer. If the peer truncates it, the first access to a
-    /// missing page replaces the whole region with zeroed memory and marks it
+    /// As [`map`](Self::map), for a file of an untrusted peer. If the peer truncates it, the first access to
+    /// a missing page replaces the whole region with zeroed memory and marks it
     /// [poisoned](Self::is_poisoned). The first call installs a SIGBUS handler for the process.
     ///
     /// I/O that the kernel does on missing pages, for io_uring for example, fails with `EFAULT` instead.
@@ -155,7 +157,8 @@ impl SharedRegion {
         SharedRegion::map(file, offset, bytes, writable)?.guarded(SigbusCauses::Truncation)
     }
 
-    /// Maps a file with these flags, also where memory of it fails: as [`map_untrusted`](Self::map_untrusted).
+    /// Maps a file with these flags, also where memory of it fails: as
+    /// [`map_untrusted`](Self::map_untrusted).
     pub(crate) fn map_guarded(
         file: BorrowedFd<'_>,
         bytes: u64,
@@ -173,14 +176,14 @@ impl SharedRegion {
         Ok(self)
     }
 
-    /// Maps memory that a peer shares: at least the `bytes` bytes from `offset` of a file of whole pages, writable, as
-    /// [`map_untrusted`](Self::map_untrusted) does. Returns the region and the offset in it of the first of these bytes,
-    /// since a mapping begins and ends at a page of the file's size.
+    /// Maps memory that a peer shares: at least the `bytes` bytes from `offset` of a file of whole pages,
+    /// writable, as [`map_untrusted`](Self::map_untrusted) does. Returns the region and the offset in it of
+    /// the first of these bytes, since a mapping begins and ends at a page of the file's size.
     ///
     /// # Errors
-    /// [`NotMemory`](RegionError::NotMemory) for any other file than memory, because a page fault on it (FUSE, a
-    /// network file system) may block for an unbounded time; [`Short`](RegionError::Short), and those of
-    /// [`map`](Self::map).
+    /// [`NotMemory`](RegionError::NotMemory) for any other file than memory, because a page fault on it
+    /// (FUSE, a network file system) may block for an unbounded time; [`Short`](RegionError::Short), and
+    /// those of [`map`](Self::map).
     pub fn map_peer_memory(
         file: BorrowedFd<'_>,
         offset: u64,
@@ -222,7 +225,8 @@ impl SharedRegion {
             AccessOrder::Random => Advice::Random,
             AccessOrder::Sequential => Advice::Sequential,
         };
-        // SAFETY: the pages of this mapping, which this value keeps mapped; how the kernel reads ahead changes no byte.
+        // SAFETY: the pages of this mapping, which this value keeps mapped; how the kernel reads ahead
+        // changes no byte.
         Ok(unsafe { rustix::mm::madvise(self.start.as_ptr().cast(), self.bytes, advice) }?)
     }
 
@@ -231,7 +235,8 @@ impl SharedRegion {
         self.mapping.is_poisoned()
     }
 
-    /// The same memory for another core, which counts its references by itself. The last region of a mapping unmaps it.
+    /// The same memory for another core, which counts its references by itself. The last region of a mapping
+    /// unmaps it.
     pub fn share(&self) -> SharedRegion {
         let VolatileBytes { start, bytes, writable } = self.memory;
         // SAFETY: of the mapping that the returned value holds beside it, with its size and protection.
@@ -245,8 +250,8 @@ impl SharedRegion {
     }
 
     fn from_mapping(start: NonNull<u8>, bytes: usize, writable: bool, anonymous: bool) -> SharedRegion {
-        // SAFETY: the mapping was just made with this size and protection, and is unmapped only when `mapping`, which
-        // the returned value holds beside the `VolatileBytes`, is dropped.
+        // SAFETY: the mapping was just made with this size and protection, and is unmapped only when
+        // `mapping`, which the returned value holds beside the `VolatileBytes`, is dropped.
         let memory = unsafe { VolatileBytes::new(start, bytes, writable) };
         // SAFETY: the mapping was just made, and nothing else unmaps it.
         let mapping = Arc::new(unsafe { RegionMapping::new(start, bytes, writable) });

@@ -88,7 +88,7 @@ pub trait RocksFile: Send + Sync {
     /// As for [`append`](Self::append).
     fn write_out(&self) -> Result<(), FileError>;
 
-    /// Allocates space for a file that is expected to have so many bytes. What is not used is returned when the
+    /// Allocates space for a file that is expected to grow. What is not used is returned when the
     /// file is closed.
     ///
     /// # Errors

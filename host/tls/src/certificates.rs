@@ -108,8 +108,8 @@ fn use_private_key(context: &Context, files: &CertificateFiles) -> Result<(), Ce
     if bio.is_null() {
         return Err(CertificateError::Memory);
     }
-    // SAFETY: the buffer is valid. The empty password, which the last argument is, keeps OpenSSL from asking for one at
-    // the terminal.
+    // SAFETY: the buffer is valid. The empty password, which the last argument is, keeps OpenSSL from asking
+    // for one at the terminal.
     let key = unsafe {
         openssl::PEM_read_bio_PrivateKey(bio, ptr::null_mut(), None, c"".as_ptr().cast_mut().cast())
     };
@@ -155,7 +155,8 @@ fn demand_certificates(context: &Context, authorities: &Path) -> Result<(), Cert
     let mode = openssl::SSL_VERIFY_PEER | openssl::SSL_VERIFY_FAIL_IF_NO_PEER_CERT;
     // SAFETY: the context is valid.
     unsafe { openssl::SSL_CTX_set_verify(context.as_ptr(), mode, None) };
-    // A pre-shared key is a session to OpenSSL, and one that verifies clients takes sessions of a named context only.
+    // A pre-shared key is a session to OpenSSL, and one that verifies clients takes sessions of a named
+    // context only.
     const NAME: &[u8] = b"ringbolt";
     // SAFETY: the context is valid, and the name has this length.
     let named = unsafe {

@@ -1,13 +1,13 @@
-//! TLS 1.3 with external pre-shared keys (RFC 8446, section 2.2) or a server's certificate, by OpenSSL 3 over memory
-//! buffers.
+//! TLS 1.3 with external pre-shared keys (RFC 8446, section 2.2) or a server's certificate, by OpenSSL 3 over
+//! memory buffers.
 //!
 //! A [`TlsSession`] is one connection, sans-IO: records go in and out, and so does plaintext. [`TlsLayer`] is
 //! a session as a [`StreamLayer`](sockets::StreamLayer), with a [`TlsStream`] over any byte stream after its
 //! handshake. A [`Psk`] is a key with its identity; a server looks keys up in a [`PskSource`], and may have
 //! [`Certificates`] for clients that offer none of them ([`ServerCredentials`]).
 //!
-//! Only what storage protocols need is possible: version 1.3, no tickets, no early data, each connection with an
-//! ephemeral key exchange, and the suites of [`PskHash`]. A client has a key, and accepts no certificate.
+//! Only what storage protocols need is possible: version 1.3, no tickets, no early data, each connection with
+//! an ephemeral key exchange, and the suites of [`PskHash`]. A client has a key, and accepts no certificate.
 //! The server selects the suite of the key that the client offers.
 //!
 //! ```

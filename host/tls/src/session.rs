@@ -23,8 +23,8 @@ const RECORD_HANDSHAKE: u8 = 22;
 pub enum HandshakeProgress {
     /// It needs records of the peer; there may be some to send.
     Pending,
-    /// Both ends have proved that they have the key, or the server that it has its certificate and the client what
-    /// the server asks for. There may be records to send.
+    /// Both ends have proved that they have the key, or the server that it has its certificate and the client
+    /// what the server asks for. There may be records to send.
     Done,
 }
 

@@ -2,7 +2,8 @@
 
 use std::str::FromStr;
 
-/// A fault of an engine. Numbers count descriptors that the model has executed, those that do nothing included.
+/// A fault of an engine. Numbers count descriptors that the model has executed, those that do nothing
+/// included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IoatFault {
     /// It halts at every nth descriptor, with the error "reading data".

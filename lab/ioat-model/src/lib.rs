@@ -12,8 +12,8 @@
 //! # Ok::<(), ioat_model::InvalidIoatFault>(())
 //! ```
 //!
-//! It is written from the same documents as the driver, by the same people: it finds errors of the driver, and
-//! no misreading of the documents.
+//! It is written from the same documents as the driver, by the same people: it finds errors of the driver,
+//! and no misreading of the documents.
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 

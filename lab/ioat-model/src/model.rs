@@ -27,8 +27,8 @@ pub trait ModelMemory {
 
 /// The registers of a function, and its engine.
 ///
-/// A driver's accesses go to [`read`](Self::read) and [`write`](Self::write), which do nothing but keep values;
-/// [`step`](Self::step) obeys commands and executes descriptors.
+/// A driver's accesses go to [`read`](Self::read) and [`write`](Self::write), which do nothing but keep
+/// values; [`step`](Self::step) obeys commands and executes descriptors.
 #[derive(Clone, Debug)]
 pub struct IoatModel {
     /// The register of this name.

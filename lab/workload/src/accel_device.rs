@@ -1,9 +1,9 @@
 //! A device whose I/O is an operation of the acceleration framework: `accel:OPERATION`.
 //!
-//! Each read or write of one block executes the operation once, on memory of its channel that fits the
-//! caches where `size` does. The request's own data is not touched. A copy or fill that is assigned to a device
-//! completes when that has executed it. `accel:memcpy` copies without the
-//! framework: what `accel:copy` is to be compared with.
+//! Each read or write of one block executes the operation once, on memory of its channel that fits the caches
+//! where `size` does. The request's own data is not touched. A copy or fill that is assigned to a device
+//! completes when that has executed it. `accel:memcpy` copies without the framework: what `accel:copy` is to
+//! be compared with.
 
 use std::rc::Rc;
 use std::sync::Arc;

@@ -1,4 +1,5 @@
-//! Memory of large writes, which is used again: new memory of this size is zeroed by the kernel, page by page.
+//! Memory of large writes, which is used again: new memory of this size is zeroed by the kernel, page by
+//! page.
 
 use std::sync::Mutex;
 

@@ -1,8 +1,8 @@
 //! Reads of a file by the thread that calls, without the reactor: many readers do not wait for each other.
 //!
-//! It needs a file that nobody writes, whose extents are known then, and a bdev that any thread can read
-//! ([`bdev::DeviceReader`]). What cannot be read so, for whatever reason, is read by a request: that also
-//! finds out which error it is.
+//! It needs a file that is not open for writing, whose extents are known then, and a bdev that any thread can
+//! read ([`bdev::DeviceReader`]). What cannot be read so, for whatever reason, is read by a request: that
+//! also finds out which error it is.
 
 use std::sync::OnceLock;
 

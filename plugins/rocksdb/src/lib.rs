@@ -2,9 +2,9 @@
 //!
 //! The library starts one reactor in the process that loads it, makes the bdevs of a configuration file, and
 //! opens the store of files on one of them ([`store`]). RocksDB's threads send requests to that reactor and
-//! wait ([`call`]); what they append is in memory of the file until there is enough of it ([`tail`]). Where the bdev allows it, they read
-//! files that are not written themselves ([`direct`]).
-//! `filesystem.cc` beside this crate has RocksDB's C++ classes; docs/ROCKSDB.md says how it is used.
+//! wait ([`call`]); what they append is in memory of the file until there is enough of it ([`tail`]). Where
+//! the bdev allows it, they read files that are not written themselves ([`direct`]). `filesystem.cc` beside
+//! this crate has RocksDB's C++ classes; docs/ROCKSDB.md says how it is used.
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 

@@ -127,7 +127,8 @@ impl FsPlan {
         std::mem::take(&mut self.copied) >= PART_BYTES_MAX
     }
 
-    /// A part of a write in memory of the pool, so that it is copied once; else in a copy that waits for memory.
+    /// A part of a write in memory of the pool, so that it is copied once; else in a copy that waits for
+    /// memory.
     fn part_data(&self, part: &[u8]) -> PlannedData {
         match self.core.pool().take_data(part.len()) {
             Some(mut data) => {

@@ -1,7 +1,8 @@
 //! The end of a file that is written: data in memory of the process, until there is enough for a request.
 //!
-//! Two requests of a file are in flight while the next is collected: the second begins without its thread when
-//! the first has ended. After one that failed the file takes no data any more: what follows would leave a gap.
+//! Two requests of a file are in flight while the next is collected: the second begins without its thread
+//! when the first has ended. After one that failed the file takes no data any more: what follows would leave
+//! a gap.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -13,7 +14,7 @@ use crate::buffers::BUFFER_BYTES;
 use crate::call::Call;
 use crate::store::Store;
 
-/// Bytes that are collected: a device has several writes in flight of so many.
+/// Bytes that are collected: a device has several writes of this length in flight.
 const TAIL_BYTES_MAX: usize = BUFFER_BYTES;
 /// Bytes beyond which a file gets a buffer for all that can be collected, instead of twice as much as before.
 const TAIL_BYTES_SMALL: usize = 64 << 10;
@@ -106,7 +107,7 @@ impl Tail {
         }
     }
 
-    /// Waits until no more than so many requests are in flight.
+    /// Waits until at most this many requests are in flight.
     fn wait_for(&self, state: &mut TailState, in_flight_max: usize) -> Result<(), BlobFsError> {
         while state.in_flight.len() > in_flight_max
             && let Some(call) = state.in_flight.pop_front()

@@ -36,9 +36,9 @@
 //! directory is one write too. SPDK's names are whole paths: directories in them are implied.
 //!
 //! # Space
-//! A file grows by whole clusters, and by more than it needs ([`BlobFsOptions::preallocate_bytes`]), or as much
-//! as its writer expects ([`BlobFsRequest::Allocate`]), so that most appends write no metadata. Space is allocated before data is accepted: a full store is an error of
-//! the write, never of the sync.
+//! A file grows by whole clusters, and by more than it needs ([`BlobFsOptions::preallocate_bytes`]), or as
+//! much as its writer expects ([`BlobFsRequest::Allocate`]), so that most appends write no metadata. Space is
+//! allocated before data is accepted: a full store is an error of the write, never of the sync.
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 

@@ -86,7 +86,7 @@ pub enum BlobFsRequest {
         /// Bytes.
         size: u64,
     },
-    /// Allocates clusters for a file that is expected to have so many bytes, in one change of the metadata
+    /// Allocates clusters for a file that is expected to grow, in one change of the metadata
     /// instead of one each time it has grown. It does nothing if they would be more than half of what is
     /// free. What is not used is returned when the writer closes the file.
     Allocate {

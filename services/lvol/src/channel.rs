@@ -33,11 +33,11 @@ pub(crate) const ALLOCATIONS_MAX: usize = 64;
 
 /// Divides requests into pieces for the store's device and the external snapshot.
 ///
-/// A request of one piece is passed on with another address, in the caller's batch; `in_place.rs` has that. Its
-/// place in a table has what it was. The others have a place for the request, and one for each piece, in another.
-/// The tables grow until they are as full as they ever were, and have limits. A piece of a write in a cluster that the volume does not have waits until
-/// the owner has prepared one; `changes.rs` has the steps. What flushes and writes with FUA make durable
-/// includes the cluster maps that were written before.
+/// A request of one piece is passed on with another address, in the caller's batch; `in_place.rs` has that.
+/// Its place in a table has what it was. The others have a place for the request, and one for each piece, in
+/// another. The tables grow until they are as full as they ever were, and have limits. A piece of a write in
+/// a cluster that the volume does not have waits until the owner has prepared one; `changes.rs` has the
+/// steps. What flushes and writes with FUA make durable includes the cluster maps that were written before.
 pub(crate) struct LvolChannel {
     volume: Arc<VolumeShared>,
     seat: Arc<ChannelSeat>,
@@ -231,8 +231,8 @@ impl LvolChannel {
         (self.entries.capacity() - self.flush_places).saturating_sub(self.entries.len())
     }
 
-    /// Starts a request that is not in one place of the store's device; returns one for which the table has no
-    /// places.
+    /// Starts a request that is not in one place of the store's device; returns one for which the table has
+    /// no places.
     fn start(&mut self, mut request: Request) -> Option<Request> {
         let offset = request.lba.wrapping_mul(self.block_bytes);
         let length = u64::from(request.blocks) * self.block_bytes;

@@ -1,10 +1,11 @@
 //! Where external snapshots end for their clones.
 //!
-//! A clone that is larger than its external snapshot reads zeroes behind it. If the device grows, what is there
-//! then is no part of the snapshot. So the size of the device is recorded when a volume becomes its clone, in an
-//! attribute of the volume that SPDK ignores and keeps, with the name of the external snapshot: a record for
-//! another one is not used. Snapshots and clones of the volume get it too, as they become clones of the external
-//! snapshot when what is between is deleted. Of clones that SPDK made, only the present size is known.
+//! A clone that is larger than its external snapshot reads zeroes behind it. If the device grows, what is
+//! there then is no part of the snapshot. So the size of the device is recorded when a volume becomes its
+//! clone, in an attribute of the volume that SPDK ignores and keeps, with the name of the external snapshot:
+//! a record for another one is not used. Snapshots and clones of the volume get it too, as they become clones
+//! of the external snapshot when what is between is deleted. Of clones that SPDK made, only the present size
+//! is known.
 
 use blobstore::{Blob, BlobId, BlobStore, Xattr};
 
@@ -13,7 +14,7 @@ use crate::chain_end::{ChainEnd, chain_end, external_text, text_of};
 /// The attribute: a C string with the bytes, a space, and the name of the external snapshot.
 const EXTERNAL_BYTES_XATTR: &[u8] = b"external_bytes";
 
-/// The record for an external snapshot with a name as it is stored, which has so many bytes.
+/// The record for an external snapshot with a name as it is stored, of this length.
 pub(crate) fn external_bytes_xattr(name: &[u8], bytes: u64) -> Xattr {
     let name = name.strip_suffix(b"\0").unwrap_or(name);
     let value = [bytes.to_string().as_bytes(), b" ", name, b"\0"].concat();

@@ -54,8 +54,8 @@ impl LvolModule {
         LvolModule::with_unload_timeout(registry, reactors, UNLOAD_TIMEOUT)
     }
 
-    /// [`new`](Self::new), with the time that the end of the program waits for stores, 10 s by default: for all
-    /// whose devices are not volumes of other stores, and for each level of those that are.
+    /// [`new`](Self::new), with the time that the end of the program waits for stores, 10 s by default: for
+    /// all whose devices are not volumes of other stores, and for each level of those that are.
     pub fn with_unload_timeout(
         registry: Registry,
         reactors: &[ReactorHandle],

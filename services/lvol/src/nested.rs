@@ -2,9 +2,9 @@
 //!
 //! The hosts of a volume write what they like to it, a store too. Were it used, it would keep the volume from
 //! being exported again, and its name could be that of another store, which then is refused. So a store in a
-//! volume, or in a device that stands on one, is used only if an operator has said so: by making it there with
-//! `bdev_lvol_create_lvstore`, or with `bdev_examine`. An attribute of the volume, which its hosts cannot
-//! write, says so from then on.
+//! volume, or in a device that stands on one, is used only if an operator has said so: by making it there
+//! with `bdev_lvol_create_lvstore`, or with `bdev_examine`. An attribute of the volume, which its hosts
+//! cannot write, says so from then on.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,8 +21,8 @@ use crate::volume::LvolBdev;
 const MARK_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl LvolStores {
-    /// Whether a store on the device is used without a request: each volume that it stands on, if any, has the
-    /// attribute.
+    /// Whether a store on the device is used without a request: each volume that it stands on, if any, has
+    /// the attribute.
     pub(crate) fn may_have_store(&self, device: &Arc<BlockDevice>) -> bool {
         self.volumes_below(device).iter().all(|(store, volume)| is_marked(store, volume))
     }

@@ -1,9 +1,9 @@
 //! The end of the program: stores are unloaded, so that they are clean on their devices.
 //!
-//! Targets have disconnected their hosts before, and what is left of users, such as a mirror that copies, ends
-//! with the reactors. Volumes stay open for it: reads, and writes to clusters that a volume has, are done as
-//! ever. A first write to a cluster would make the store unclean again; it waits, as an error would be taken
-//! for one of the volume, and ends with the program.
+//! Targets have disconnected their hosts before, and what is left of users, such as a mirror that copies,
+//! ends with the reactors. Volumes stay open for it: reads, and writes to clusters that a volume has, are
+//! done as ever. A first write to a cluster would make the store unclean again; it waits, as an error would
+//! be taken for one of the volume, and ends with the program.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

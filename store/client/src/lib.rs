@@ -1,8 +1,9 @@
 //! The client of the replicated store: images of a cluster as block devices.
 //!
-//! A [`ClusterImage`] is a bdev. Each of its channels has connections of its own to the nodes, and sends every request
-//! to the primary of the object's logical group. A request without an answer is repeated with its number, maybe to another
-//! replica, until it is answered: a write happens once. So the loss of a node is a pause, not an error.
+//! A [`ClusterImage`] is a bdev. Each of its channels has connections of its own to the nodes, and sends
+//! every request to the primary of the object's logical group. A request without an answer is repeated with
+//! its number, maybe to another replica, until it is answered: a write happens once. So the loss of a node is
+//! a pause, not an error.
 //!
 //! An image that is open is attached: the map names who has it, and groups refuse what a holder before has in
 //! flight.

@@ -1,8 +1,8 @@
 //! The map in etcd, for clusters on several machines: its JSON gateway (API v3), HTTP/1.1.
 //!
-//! A record is a key below a prefix; its value is JSON, as in a directory's map. A compare-and-swap is a transaction that
-//! compares the value of a key. Transactions have the
-//! changes of many groups. Requests go to one endpoint, and to the next one if it does not answer.
+//! A record is a key below a prefix; its value is JSON, as in a directory's map. A compare-and-swap is a
+//! transaction that compares the value of a key. Transactions have the changes of many groups. Requests go to
+//! one endpoint, and to the next one if it does not answer.
 
 mod client;
 mod connection;
@@ -58,8 +58,8 @@ pub struct EtcdMap {
 }
 
 impl EtcdMap {
-    /// A map whose keys have a prefix: `http://HOST:PORT[/PREFIX]`, or several URLs with commas between, all with the same
-    /// prefix. Nothing is asked yet. `https://` needs [`with_files`](Self::with_files).
+    /// A map whose keys have a prefix: `http://HOST:PORT[/PREFIX]`, or several URLs with commas between, all
+    /// with the same prefix. Nothing is asked yet. `https://` needs [`with_files`](Self::with_files).
     ///
     /// # Errors
     /// [`MapError::Invalid`] if it is none.

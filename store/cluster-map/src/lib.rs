@@ -1,9 +1,9 @@
 //! The map of a cluster: nodes, devices, pools, and a record a logical group.
 //!
-//! [`Topology`] places groups on devices. The [`GroupRecord`] of a group has its primary and its in-sync set, and
-//! changes by compare-and-swap of its epoch ([`ClusterMap::propose_group`]). The map is not on the way of an I/O: without
-//! it memberships stand still. [`LocalMap`] keeps it in a directory, for clusters on one machine, [`EtcdMap`] in etcd, for
-//! those on several. [`MapLocation`] says which.
+//! [`Topology`] places groups on devices. The [`GroupRecord`] of a group has its primary and its in-sync set,
+//! and changes by compare-and-swap of its epoch ([`ClusterMap::propose_group`]). The map is not on the way of
+//! an I/O: without it memberships stand still. [`LocalMap`] keeps it in a directory, for clusters on one
+//! machine, [`EtcdMap`] in etcd, for those on several. [`MapLocation`] says which.
 //!
 //! A map may be an older copy of itself: its [`MapPosition`] says how new it is, nodes say what it lacks
 //! ([`ClusterMap::report_lost`]) and put back the records of groups that they know
@@ -67,8 +67,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::time::Duration;
 
-/// The map of a cluster. Every method returns when what it changed is durable. Several processes may change a map at a time:
-/// changes of a record that others change too are compare-and-swap.
+/// The map of a cluster. Every method returns when what it changed is durable. Several processes may change a
+/// map at a time: changes of a record that others change too are compare-and-swap.
 pub trait ClusterMap: Send + Sync {
     /// The cluster's identity, the same for ever.
     ///
@@ -85,7 +85,8 @@ pub trait ClusterMap: Send + Sync {
     /// Sets it, before there are nodes: those that run would go on with others.
     ///
     /// # Errors
-    /// As [`settings`](Self::settings); [`MapError::Exists`] if it is set, [`MapError::Invalid`] if there is a node.
+    /// As [`settings`](Self::settings); [`MapError::Exists`] if it is set, [`MapError::Invalid`] if there is
+    /// a node.
     fn create_settings(&self, settings: &ClusterSettings) -> Result<(), MapError>;
 
     /// The nodes.
@@ -122,7 +123,8 @@ pub trait ClusterMap: Send + Sync {
     /// Adds or changes a device.
     ///
     /// # Errors
-    /// [`MapError::SameIdentity`] if another device has its UUID, [`MapError::Missing`] if there is no such node.
+    /// [`MapError::SameIdentity`] if another device has its UUID, [`MapError::Missing`] if there is no such
+    /// node.
     fn put_device(&self, id: DeviceId, device: &DeviceRecord) -> Result<(), MapError>;
 
     /// The pools, by name.
@@ -147,8 +149,8 @@ pub trait ClusterMap: Send + Sync {
     /// Adds a pool, and gives it its groups.
     ///
     /// # Errors
-    /// [`MapError::Exists`]; [`MapError::Invalid`] if it has no groups, those of another one, or more in its in-sync sets
-    /// than replicas.
+    /// [`MapError::Exists`]; [`MapError::Invalid`] if it has no groups, those of another one, or more in its
+    /// in-sync sets than replicas.
     fn create_pool(&self, name: &str, pool: &PoolRecord) -> Result<(), MapError>;
 
     /// Removes a pool without images, and the records of its groups.
@@ -285,8 +287,8 @@ pub trait ClusterMap: Send + Sync {
     /// Adds the key of a client.
     ///
     /// # Errors
-    /// [`MapError::Exists`], [`MapError::Missing`] without one of its pools, [`MapError::Invalid`] if it has no rights, or there
-    /// are too many.
+    /// [`MapError::Exists`], [`MapError::Missing`] without one of its pools, [`MapError::Invalid`] if it has
+    /// no rights, or there are too many.
     fn create_client_key(&self, name: KeyName, record: &ClientKeyRecord) -> Result<(), MapError>;
 
     /// Removes the key of a client. Nodes end its connections when they see that.
@@ -401,7 +403,8 @@ pub enum MapChange {
 
 /// The changes of a map, in their order.
 pub trait MapChanges: Send {
-    /// Waits for changes; none may be there after `limit`, or a little later. The first is [`MapChange::Everything`].
+    /// Waits for changes; none may be there after `limit`, or a little later. The first is
+    /// [`MapChange::Everything`].
     ///
     /// # Errors
     /// [`MapError`]: it is called again after [`retry_after`](Self::retry_after), and loses nothing.

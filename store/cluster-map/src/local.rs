@@ -1,9 +1,9 @@
 //! The map in a directory, for clusters on one machine.
 //!
-//! A record is a file, and nothing is ever locked: nodes are processes, and one that is stopped at the wrong moment must
-//! keep no other from the map. A compare-and-swap is `link(2)`, which fails if the name is there: the record of a group's
-//! epoch is `groups/GROUP/EPOCH`, written elsewhere and made durable first. The newest epoch counts; older ones are
-//! removed by the process that wrote a newer one.
+//! A record is a file, and nothing is ever locked: nodes are processes, and one that is stopped at the wrong
+//! moment must keep no other from the map. A compare-and-swap is `link(2)`, which fails if the name is there:
+//! the record of a group's epoch is `groups/GROUP/EPOCH`, written elsewhere and made durable first. The
+//! newest epoch counts; older ones are removed by the process that wrote a newer one.
 
 mod changes;
 mod images;
@@ -99,7 +99,8 @@ impl LocalMap {
             let directory = path.join(directory);
             fs::create_dir_all(&directory).map_err(|error| failed(&directory, &error))?;
         }
-        // A map that is there is only read: a full file system keeps no node from starting, and no status from being shown.
+        // A map that is there is only read: a full file system keeps no node from starting, and no status
+        // from being shown.
         if !path.join("cluster").exists() {
             map.publish(Path::new("cluster"), &Uuid::new_v4(), Publish::New)?;
         }
@@ -275,7 +276,8 @@ fn group_directory(id: GroupId) -> PathBuf {
     PathBuf::from("groups").join(id.0.to_string())
 }
 
-/// A name of people as the name of a file: what is neither a letter, a digit nor `-` is its bytes in hexadecimal.
+/// A name of people as the name of a file: what is neither a letter, a digit nor `-` is its bytes in
+/// hexadecimal.
 fn file_name(name: &str) -> String {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
     let escape =

@@ -25,7 +25,8 @@ pub struct NodeRecord {
     pub addresses: Vec<String>,
     /// The failure domain: replicas of a group are in different ones.
     pub domain: String,
-    /// It is to have no data: [`ClusterMap::out`](crate::ClusterMap::out) says so, and why. The record itself does not.
+    /// It is to have no data: [`ClusterMap::out`](crate::ClusterMap::out) says so, and why. The record itself
+    /// does not.
     #[serde(skip)]
     pub out: bool,
 }
@@ -92,8 +93,8 @@ impl PartitionSize {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PoolClass {
-    /// In the device's cache of every replica in sync. A replica whose machine is booted again gets a copy; if all in sync are,
-    /// the data of the group is lost.
+    /// In the device's cache of every replica in sync. A replica whose machine is booted again gets a copy;
+    /// if all in sync are, the data of the group is lost.
     Memory,
     /// Durable on the device of every replica in sync.
     #[default]
@@ -137,8 +138,8 @@ pub struct PoolRecord {
 }
 
 impl PoolRecord {
-    /// Where a write is when it is acknowledged, if replicas are on these devices: a promise of the pool is worth what the
-    /// weakest of them is. A device that says nothing counts as what the pool wants.
+    /// Where a write is when it is acknowledged, if replicas are on these devices: a promise of the pool is
+    /// worth what the weakest of them is. A device that says nothing counts as what the pool wants.
     pub fn class_on<'a>(&self, devices: impl IntoIterator<Item = &'a DeviceRecord>) -> PoolClass {
         devices
             .into_iter()

@@ -51,8 +51,8 @@ impl StoreBdevs<'_> {
     }
 }
 
-/// What acknowledged writes survive: they are in the log, until they are in place and flushed. So data on a disk is no weaker
-/// than a log in persistent memory.
+/// What acknowledged writes survive: they are in the log, until they are in place and flushed. So data on a
+/// disk is no weaker than a log in persistent memory.
 fn acknowledged(data: Durability, log: Durability) -> Durability {
     if data.is_volatile() { data.min(log) } else { log }
 }
@@ -204,7 +204,8 @@ pub(crate) async fn open_store(
 /// Reads the superblock of the device with the partitions; that of the logs must belong to it.
 ///
 /// # Errors
-/// [`StoreError::LogWanted`] and the others for log devices: a store is never opened without the logs that it had.
+/// [`StoreError::LogWanted`] and the others for log devices: a store is never opened without the logs that it
+/// had.
 pub(crate) async fn read_superblocks(disks: &StoreDisks) -> Result<Superblock, StoreError> {
     let superblock = match read_superblock(&disks.data).await {
         Err(StoreError::NoStore(error)) => {

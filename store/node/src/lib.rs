@@ -1,9 +1,10 @@
 //! A node of the store on one device: operation logs and partitions, executed, and images as block devices.
 //!
-//! [`format_device`] writes an empty store to a block device; a [`StoreNode`] opens it and registers its images. A device
-//! has partitions, each with an operation log; a *shard* is the two of them, owned by one core. A write is
-//! acknowledged when it is durable in the log, and goes in place in the background; a read finds it in either. So an
-//! image has no volatile cache, and a flush has nothing to do. `docs/STORE-GUARANTEES.md` says what that promises.
+//! [`format_device`] writes an empty store to a block device; a [`StoreNode`] opens it and registers its
+//! images. A device has partitions, each with an operation log; a *shard* is the two of them, owned by one
+//! core. A write is acknowledged when it is durable in the log, and goes in place in the background; a read
+//! finds it in either. So an image has no volatile cache, and a flush has nothing to do.
+//! `docs/STORE-GUARANTEES.md` says what that promises.
 //!
 //! ```
 //! use bdev::{Access, AsyncChannel, Registry, malloc};
@@ -87,8 +88,8 @@ pub struct ShardStats {
     pub flushes: u64,
     /// Of these, batches of more than 16 committed entries.
     pub flushes_by_count: u64,
-    /// Batches of fewer entries, the oldest of which was committed 100 ms before. Those by neither made room in the log or
-    /// on the device, or closed the store.
+    /// Batches of fewer entries, the oldest of which was committed 100 ms before. Those by neither made room
+    /// in the log or on the device, or closed the store.
     pub flushes_by_time: u64,
     /// Entries of these batches.
     pub entries_in_place: u64,
@@ -98,7 +99,8 @@ pub struct ShardStats {
     pub checkpoints: u64,
     /// Operations that waited for room in the log or for space.
     pub deferred: u64,
-    /// Pieces of reads, and blocks that writes changed in part, whose checksums were in memory when they were read.
+    /// Pieces of reads, and blocks that writes changed in part, whose checksums were in memory when they were
+    /// read.
     pub checksum_hits: u64,
     /// Those that needed a read of the checksum table.
     pub checksum_misses: u64,

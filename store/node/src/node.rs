@@ -95,7 +95,8 @@ pub struct PartitionStatus {
 
 /// Operations of the control plane in flight.
 const CONTROL_IN_FLIGHT_MAX: usize = 64;
-/// Shards that start on a core at the same time. More would need more memory: each has its metadata and its log there.
+/// Shards that start on a core at the same time. More would need more memory: each has its metadata and its
+/// log there.
 const STARTS_PER_CORE: usize = 2;
 /// Within this time, timers of a core expire after its pollers have run.
 const SETTLE_NS: u64 = 1_000_000;
@@ -149,8 +150,8 @@ impl<'a> StoreCores<'a> {
 /// Writes an empty store to a block device, which is used by nothing else.
 ///
 /// # Errors
-/// [`StoreError::Exists`] if it has one, without [`FormatOptions::force`]; [`StoreError::Geometry`]; what the device
-/// reports.
+/// [`StoreError::Exists`] if it has one, without [`FormatOptions::force`]; [`StoreError::Geometry`]; what the
+/// device reports.
 pub async fn format_device(
     registry: &Registry,
     bdevs: impl Into<StoreBdevs<'_>>,
@@ -175,8 +176,8 @@ pub async fn format_device(
 }
 
 impl StoreNode {
-    /// Opens the store on a block device, which it claims. What a crash left in the logs is applied; then the images
-    /// are registered as the block devices `NAME/IMAGE`.
+    /// Opens the store on a block device, which it claims. What a crash left in the logs is applied; then the
+    /// images are registered as the block devices `NAME/IMAGE`.
     ///
     /// # Errors
     /// [`StoreError::NoStore`], and what else is wrong with it.
@@ -376,8 +377,8 @@ impl StoreNode {
         Ok(info)
     }
 
-    /// Removes an image with its data, and its block device. If that is interrupted or cancelled, it goes on when it is
-    /// removed again or the store is opened.
+    /// Removes an image with its data, and its block device. If that is interrupted or cancelled, it goes on
+    /// when it is removed again or the store is opened.
     ///
     /// # Errors
     /// [`StoreError::NoImage`], and what the device reports.
@@ -398,8 +399,8 @@ impl StoreNode {
         describe_shards(&self.shards).await
     }
 
-    /// Removes the block devices, writes everything in place, and releases the device. A store that is not closed
-    /// loses nothing: its logs are applied when it is opened.
+    /// Removes the block devices, writes everything in place, and releases the device. A store that is not
+    /// closed loses nothing: its logs are applied when it is opened.
     pub async fn close(&self) {
         for image in self.images() {
             let _ = self.registry.unregister(&image.bdev_name);

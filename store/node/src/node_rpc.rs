@@ -113,8 +113,8 @@ impl NodeModule {
 const LEASE_S_MIN: u32 = 2;
 const LEASE_S_MAX: u32 = 3600;
 const MS: u64 = 1_000_000;
-/// How long other nodes may take to take over before a node stops. What needs longer, as a map that does not answer, would end
-/// as a failure does.
+/// How long other nodes may take to take over before a node stops. What needs longer, as a map that does not
+/// answer, would end as a failure does.
 const LEAVE_MAX: Duration = Duration::from_secs(5);
 /// The same for a program that ends: nothing waits for an error, and the machine may be about to stop.
 const DRAIN_LEAVE_MAX: Duration = Duration::from_secs(1);
@@ -213,9 +213,11 @@ control::parameters! {
         cluster: String,
         /// URLs of etcd, which has the map: `http://HOST:PORT[/PREFIX]`, with commas between
         etcd: Option<String>,
-        /// File with a user of etcd, a line `NAME:PASSWORD`; without, `etcd-user` of the directory if it is there
+        /// File with a user of etcd, a line `NAME:PASSWORD`; without, `etcd-user` of the directory if it is
+        /// there
         etcd_user_file: Option<String>,
-        /// File with the certificates of etcd's CAs, which `https://` needs; without, `etcd-ca.pem` of the directory
+        /// File with the certificates of etcd's CAs, which `https://` needs; without, `etcd-ca.pem` of the
+        /// directory
         etcd_ca_file: Option<String>,
         /// File with a client certificate for etcd; without, `etcd-cert.pem` of the directory if it is there
         etcd_cert_file: Option<String>,
@@ -231,11 +233,11 @@ control::parameters! {
         lease_s: u32 = 5,
         /// Seconds that another node is down before it is out: its replicas move to other nodes
         out_after_s: u32 = 600,
-        /// The device writes each aligned 4 KiB whole or not at all, also when the power fails, although it does not
-        /// report that: overwrites of 4 KiB go in place, and the log has only their headers
+        /// The device writes each aligned 4 KiB whole or not at all, also when the power fails, although it
+        /// does not report that: overwrites of 4 KiB go in place, and the log has only their headers
         atomic_blocks: bool = false,
-        /// What a read does of an object of which the log has entries: `overlay` lays their bytes over the device's,
-        /// `flush` has them written in place and waits for that
+        /// What a read does of an object of which the log has entries: `overlay` lays their bytes over the
+        /// device's, `flush` has them written in place and waits for that
         read_policy: ReadPolicy = ReadPolicy::Overlay,
         /// Limit for checksums in memory; 1 MiB has those of 1 GiB of data
         checksum_cache_bytes: u64 ["bytes"] = StoreTuning::default().checksum_cache_bytes,

@@ -47,7 +47,8 @@ pub struct ReplicaNodeConfig<'a> {
     pub id: ReplicaId,
     /// The same on all nodes.
     pub settings: ReplicaSettings,
-    /// The pools, by logical groups. Other groups need as many replicas in sync as the settings say, and are of class `disk`.
+    /// The pools, by logical groups. Other groups need as many replicas in sync as the settings say, and are
+    /// of class `disk`.
     pub pools: Vec<(Range<u32>, PoolOptions)>,
     /// The boot of the machine, a UUID: another one means that caches of devices are lost.
     pub boot: [u8; 16],
@@ -57,7 +58,8 @@ pub struct ReplicaNodeConfig<'a> {
     pub outbox: Arc<MakeOutbox>,
 }
 
-/// The replicas on an open device. Each has a partition; others are spare, for replicas that the node gets later.
+/// The replicas on an open device. Each has a partition; others are spare, for replicas that the node gets
+/// later.
 pub struct ReplicaNode {
     device: Arc<BlockDevice>,
     log_device: Option<Arc<BlockDevice>>,
@@ -240,8 +242,8 @@ impl ReplicaNode {
         sync::lock(&self.partitions).failed.insert(index, failed);
     }
 
-    /// Starts a replica that was there before. If its device may have lost what it acknowledged, it has no data any more, and
-    /// gets a copy.
+    /// Starts a replica that was there before. If its device may have lost what it acknowledged, it has no
+    /// data any more, and gets a copy.
     async fn restart_shard(
         &self,
         cores: &StoreCores<'_>,
@@ -305,9 +307,9 @@ impl ReplicaNode {
         Ok(ReplicaHandle(shard))
     }
 
-    /// Makes a replica of a group on a spare partition: one of a new group, of which nothing is written yet, or one that needs
-    /// a copy of what others have. Replicas are added and removed one after another, with the cores that the node was
-    /// opened with.
+    /// Makes a replica of a group on a spare partition: one of a new group, of which nothing is written yet,
+    /// or one that needs a copy of what others have. Replicas are added and removed one after another, with
+    /// the cores that the node was opened with.
     ///
     /// # Errors
     /// [`StoreError::NoSpare`] if all partitions are in use, [`StoreError::Damaged`] if the group has one

@@ -1,7 +1,8 @@
 //! The server of a node: connections of other nodes and of clients, and the map.
 //!
-//! One poller, on the node's first core, has all connections. What arrives goes to the cores that own the groups, by
-//! mailbox; so does what they send. A thread of its own asks the map, so that nothing else waits for it.
+//! One poller, on the node's first core, has all connections. What arrives goes to the cores that own the
+//! groups, by mailbox; so does what they send. A thread of its own asks the map, so that nothing else waits
+//! for it.
 
 mod hosting;
 mod hub;

@@ -1,13 +1,13 @@
 //! A shard: a logical group's log with the partition that has its objects, owned by one core.
 //!
 //! A write is appended to the log and acknowledged when that is durable. From then on reads find it in the
-//! [`Overlay`], until the background task has written it in place ([`flusher`]); a checkpoint makes the metadata durable
-//! and frees the log. A full log is backpressure: operations wait. If the device fails, or a block is damaged, the shard
-//! fails: its operations end with an error, and nothing that was acknowledged is overwritten. Opening it again
-//! applies the log.
+//! [`Overlay`], until the background task has written it in place ([`flusher`]); a checkpoint makes the
+//! metadata durable and frees the log. A full log is backpressure: operations wait. If the device fails, or a
+//! block is damaged, the shard fails: its operations end with an error, and nothing that was acknowledged is
+//! overwritten. Opening it again applies the log.
 //!
-//! With a replica ([`replication`]), the replica decides what is appended, and an entry is committed when it says so,
-//! not when it is durable here.
+//! With a replica ([`replication`]), the replica decides what is appended, and an entry is committed when it
+//! says so, not when it is durable here.
 //!
 //! [`ShardPoller`] takes [`ShardRequest`]s from a mailbox, so that the block devices of every core reach it.
 
@@ -93,7 +93,8 @@ pub(crate) struct Shard {
     placed: PlacedBlocks,
     /// Operations that wait for room in the log or for space.
     deferred: VecDeque<ShardRequest>,
-    /// Entries that were appended and not acknowledged, in their order; the last `unwritten` were not submitted.
+    /// Entries that were appended and not acknowledged, in their order; the last `unwritten` were not
+    /// submitted.
     unacknowledged: VecDeque<UnacknowledgedEntry>,
     unwritten: usize,
     log_writes: usize,
@@ -120,7 +121,8 @@ pub(crate) struct Shard {
     parked: Vec<ReadState>,
     /// Reads that wait for blocks of the checksum table.
     checksums: ChecksumReads,
-    /// Reads that wait until what the log has of them is in place: see [`replica::ReplicaSettings::reads_flush`].
+    /// Reads that wait until what the log has of them is in place: see
+    /// [`replica::ReplicaSettings::reads_flush`].
     waiting_for_flush: Vec<ReadState>,
     reads_flush: bool,
     tuning: StoreTuning,
@@ -426,8 +428,8 @@ impl Shard {
         }
         let is_low = self.log.room() < self.log.capacity() / 2;
         let is_wanted = is_low || self.checkpoint_wanted || self.is_closing || self.unplaced.is_half_full();
-        // While entries keep coming, those that are in place are freed before more go there: else the log fills up, and
-        // every write waits.
+        // While entries keep coming, those that are in place are freed before more go there: else the log
+        // fills up, and every write waits.
         let in_log = self.log.sequences();
         let freeable = self.applied_below - in_log.start;
         let is_freeable = is_low && freeable * FREED_SHARE >= in_log.end - in_log.start;

@@ -7,8 +7,8 @@ use std::time::Duration;
 pub struct StoreTuning {
     /// Limit for checksums in memory, which all partitions share equally: 1 MiB has those of 1 GiB.
     pub checksum_cache_bytes: u64,
-    /// A partition with more committed entries than this writes them in place: the flush threshold of the paper (Oh et
-    /// al., section V-A). At most [`FLUSH_ENTRIES_MAX`](Self::FLUSH_ENTRIES_MAX).
+    /// A partition with more committed entries than this writes them in place: the flush threshold of the
+    /// paper (Oh et al., section V-A). At most [`FLUSH_ENTRIES_MAX`](Self::FLUSH_ENTRIES_MAX).
     pub flush_entries: u32,
     /// A committed entry goes in place after this time even if there are few. At most
     /// [`FLUSH_AFTER_MAX`](Self::FLUSH_AFTER_MAX).

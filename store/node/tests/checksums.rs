@@ -85,7 +85,8 @@ fn a_read_ends_when_it_has_the_last_memory() {
             check(read_with_last_memory(&io, &mut buffers, lba).await);
             buffers.extend(std::iter::from_fn(|| pool.take(4096)));
         }
-        // The table is read for one read while another one, which has its data, needs the same memory for that.
+        // The table is read for one read while another one, which has its data, needs the same memory for
+        // that.
         let superblock = node.superblock();
         let table = superblock.partition_start(0) + superblock.layout().unwrap().checksums_start;
         let pending = FaultInjection {
@@ -114,7 +115,8 @@ fn a_read_ends_when_it_has_the_last_memory() {
     process.reactor.discard();
 }
 
-/// What changed is in memory until a checkpoint: with one block of the table, that of 1,024 blocks and one batch.
+/// What changed is in memory until a checkpoint: with one block of the table, that of 1,024 blocks and one
+/// batch.
 #[test]
 fn many_changed_checksums_make_a_checkpoint_however_large_the_log_is() {
     let (clock, mut random) = (VirtualClock::default(), WyRand::new(1));

@@ -1,9 +1,9 @@
-//! A store on a disk with a volatile cache loses nothing that it acknowledged, whenever the power fails, and returns
-//! nothing that was never written.
+//! A store on a disk with a volatile cache loses nothing that it acknowledged, whenever the power fails, and
+//! returns nothing that was never written.
 //!
-//! A core owns the shards, in virtual time. Tasks write, zero and read images, never the same sectors at once; then
-//! the core ends as in a SIGKILL, the disk keeps of each sector that was not flushed one of its versions, and
-//! the store is opened again. `RINGBOLT_SEED` runs one seed.
+//! A core owns the shards, in virtual time. Tasks write, zero and read images, never the same sectors at
+//! once; then the core ends as in a SIGKILL, the disk keeps of each sector that was not flushed one of its
+//! versions, and the store is opened again. `RINGBOLT_SEED` runs one seed.
 #![allow(clippy::unwrap_used)]
 
 mod process;
@@ -86,7 +86,8 @@ impl Oracle {
         self.busy.retain(|(of, sector)| *of != image || !(first..first + count).contains(sector));
     }
 
-    /// Whether a read has all of a write in flight or nothing, as far as it reads the same sectors of one object.
+    /// Whether a read has all of a write in flight or nothing, as far as it reads the same sectors of one
+    /// object.
     fn check_read(&self, image: usize, first: u64, stamps: &[u32]) -> Result<(), String> {
         for ((of, start, count), stamp) in self.writes.iter().filter(|((of, ..), _)| *of == image) {
             let is_one_object = start / OBJECT_SECTORS == (start + count - 1) / OBJECT_SECTORS;
@@ -102,8 +103,8 @@ impl Oracle {
         Ok(())
     }
 
-    /// Whether writes that the power failure has interrupted happened as a whole or not at all; all of their sectors were
-    /// read since. Those across a border of objects are two.
+    /// Whether writes that the power failure has interrupted happened as a whole or not at all; all of their
+    /// sectors were read since. Those across a border of objects are two.
     fn check_interrupted(&mut self) -> Result<(), String> {
         for ((image, first, count), stamp) in std::mem::take(&mut self.writes) {
             let sectors = first..first + count;
@@ -331,8 +332,8 @@ enum Logs {
 enum Objects {
     /// Thin, and all checksums are in one block of the table.
     Thin,
-    /// Allocated as a whole: checksums of each object are in another block of the table, of which a partition has one in
-    /// memory.
+    /// Allocated as a whole: checksums of each object are in another block of the table, of which a partition
+    /// has one in memory.
     Allocated,
 }
 

@@ -1,5 +1,5 @@
-//! Entries that are appended together are one request to the device, whose slices are whole pages, and the log has of each
-//! what it would have if it were written alone.
+//! Entries that are appended together are one request to the device, whose slices are whole pages, and the
+//! log has of each what it would have if it were written alone.
 #![allow(clippy::unwrap_used)]
 
 mod process;
@@ -33,7 +33,8 @@ const OBJECT: ObjectId = ObjectId { group: GROUP, volume: 1, index: 0, suffix: 0
 
 type Writes = Arc<Mutex<Vec<(RequestFlags, Vec<u8>)>>>;
 
-/// A disk that takes requests as direct I/O does: each slice but the last ends at a page. It records what is written.
+/// A disk that takes requests as direct I/O does: each slice but the last ends at a page. It records what is
+/// written.
 struct PagedDisk {
     disk: CrashDisk,
     atomic_write_blocks: u32,
@@ -127,8 +128,8 @@ struct LoneNode {
 }
 
 impl LoneNode {
-    /// A node with the only replica of a group, on an empty disk. It overwrites blocks in place with the option, or if the
-    /// disk promises atomic writes.
+    /// A node with the only replica of a group, on an empty disk. It overwrites blocks in place with the
+    /// option, or if the disk promises atomic writes.
     fn start(disk: &CrashDisk, random: &mut WyRand, in_place: bool, atomic_write_blocks: u32) -> LoneNode {
         let settings = ReplicaSettings { in_place, ..ReplicaSettings::default() };
         LoneNode::with_settings(
@@ -248,7 +249,8 @@ fn new_disk() -> CrashDisk {
     CrashDisk::create(&Registry::new(), "Disk", DISK_BYTES / SECTOR as u64, SECTOR as u32, 1).unwrap()
 }
 
-/// Writes until a checkpoint has the object, which is when the log is half full: then blocks are overwritten in place.
+/// Writes until a checkpoint has the object, which is when the log is half full: then blocks are overwritten
+/// in place.
 fn overwrite_in_place(node: &mut LoneNode) -> Option<Vec<(RequestFlags, Vec<u8>)>> {
     (0..100).find_map(|_| {
         let before = node.status().stats;
@@ -306,7 +308,8 @@ fn blocks_are_overwritten_in_place_where_the_device_promises_atomic_writes() {
     }
 }
 
-/// Those that changed are in memory until a checkpoint: with one block of the table, that of 1,024 blocks and one batch.
+/// Those that changed are in memory until a checkpoint: with one block of the table, that of 1,024 blocks and
+/// one batch.
 #[test]
 fn many_changed_checksums_of_a_replica_make_a_checkpoint_however_large_the_log_is() {
     let bytes = 64 << 20;

@@ -1,5 +1,5 @@
-//! A power failure while a replica gets or gives up its partition leaves the state before the change or the one after it,
-//! and the device opens. `RINGBOLT_SEED` runs one seed.
+//! A power failure while a replica gets or gives up its partition leaves the state before the change or the
+//! one after it, and the device opens. `RINGBOLT_SEED` runs one seed.
 #![allow(clippy::unwrap_used)]
 
 mod process;
@@ -129,7 +129,8 @@ fn open(process: &mut Process) -> Result<(Rc<ReplicaNode>, Replicas), String> {
     })
 }
 
-/// Begins a change, and fails the power when the disk has got some of its writes and flushes. `true` if it had ended before.
+/// Begins a change, and fails the power when the disk has got some of its writes and flushes. `true` if it
+/// had ended before.
 fn interrupt(
     process: &mut Process,
     node: &Rc<ReplicaNode>,

@@ -22,13 +22,13 @@ pub struct ReplicaSettings {
     pub in_sync_min: usize,
     /// How long a member's answer lets the primary read, from sending what it answers.
     pub lease_ns: u64,
-    /// How long a member waits for its primary before it proposes itself. Longer than the lease by more than clocks
-    /// differ.
+    /// How long a member waits for its primary before it proposes itself. Longer than the lease by more than
+    /// clocks differ.
     pub grace_ns: u64,
     /// A primary sends each member at least one message in this time.
     pub heartbeat_ns: u64,
-    /// A replica that has not acknowledged entries is asked after this time which of them it has; other messages without an
-    /// answer are sent again.
+    /// A replica that has not acknowledged entries is asked after this time which of them it has; other
+    /// messages without an answer are sent again.
     pub resend_ns: u64,
     /// Proposals without an answer, and requests to join, are repeated after this time.
     pub retry_ns: u64,
@@ -37,8 +37,8 @@ pub struct ReplicaSettings {
     pub session_timeout_ns: u64,
     /// A learner that makes no progress for this time loses its stream.
     pub learner_timeout_ns: u64,
-    /// A primary hands over to the preferred one when its record has been the same for this time. Each change of a primary makes
-    /// writes wait for a moment, and a node that has just come back may fail again.
+    /// A primary hands over to the preferred one when its record has been the same for this time. Each change
+    /// of a primary makes writes wait for a moment, and a node that has just come back may fail again.
     pub transfer_after_ns: u64,
     /// Applied entries that cause a checkpoint.
     pub checkpoint_entries: u64,
@@ -50,10 +50,11 @@ pub struct ReplicaSettings {
     pub reads_max: usize,
     /// What is repaired is whole blocks of this many bytes.
     pub block_bytes: u32,
-    /// Storages write whole blocks in place once the headers of their entries are durable, before they are committed.
+    /// Storages write whole blocks in place once the headers of their entries are durable, before they are
+    /// committed.
     pub in_place: bool,
-    /// A read of an object of which the log has entries has them written in place and waits for that, as in the paper (Oh
-    /// et al., section V-G); else storages lay them over what the device has.
+    /// A read of an object of which the log has entries has them written in place and waits for that, as in
+    /// the paper (Oh et al., section V-G); else storages lay them over what the device has.
     pub reads_flush: bool,
 }
 
@@ -83,7 +84,8 @@ impl Default for ReplicaSettings {
 }
 
 impl ReplicaSettings {
-    /// The default, with another lease and grace. In a lease a primary sends four messages, and can repeat one that was lost.
+    /// The default, with another lease and grace. In a lease a primary sends four messages, and can repeat
+    /// one that was lost.
     pub fn with_lease(lease_ns: u64, grace_ns: u64) -> ReplicaSettings {
         let default = ReplicaSettings::default();
         let resend_ns = default.resend_ns.min(lease_ns * 3 / 20);
@@ -146,7 +148,8 @@ pub struct ReplicaStatus {
 
 #[allow(clippy::large_enum_variant, reason = "a replica has one, which does not move")]
 pub(crate) enum Role {
-    /// The map was not read since the start. What an earlier run promised is unknown, so messages are ignored.
+    /// The map was not read since the start. What an earlier run promised is unknown, so messages are
+    /// ignored.
     Starting,
     Follower(Follower),
     Primary(Primary),
@@ -159,7 +162,8 @@ pub(crate) struct Proposal {
     pub again_ns: u64,
 }
 
-/// A replica of a logical group. See the [crate](crate) for what it does, [`ReplicaEvent`] and [`ReplicaAction`] for how.
+/// A replica of a logical group. See the [crate](crate) for what it does, [`ReplicaEvent`] and
+/// [`ReplicaAction`] for how.
 pub struct Replica<F = NoFaults> {
     pub(crate) id: ReplicaId,
     pub(crate) settings: ReplicaSettings,
@@ -173,7 +177,8 @@ pub struct Replica<F = NoFaults> {
     /// Not while objects are copied.
     pub(crate) complete: bool,
     pub(crate) proposal: Option<Proposal>,
-    /// When it last answered a primary, or started. Before a grace has passed since, another primary may read.
+    /// When it last answered a primary, or started. Before a grace has passed since, another primary may
+    /// read.
     pub(crate) heard_ns: u64,
     pub(crate) now_ns: u64,
     checkpoints: u64,
@@ -221,7 +226,8 @@ impl Replica<NoFaults> {
     /// A replica with what its storage has. `incarnation` is higher at each start of the node.
     ///
     /// # Panics
-    /// If the log does not begin at the checkpoint or before it, or ends before it: the storage checks what it reads.
+    /// If the log does not begin at the checkpoint or before it, or ends before it: the storage checks what
+    /// it reads.
     pub fn new(
         id: ReplicaId,
         incarnation: u32,
@@ -297,8 +303,8 @@ impl<F: Plants> Replica<F> {
         self.faults.has(fault)
     }
 
-    /// Takes an event at a time of its own clock, in nanoseconds, which never goes back and runs while the machine is
-    /// suspended. Appends what the owner does now to `actions`.
+    /// Takes an event at a time of its own clock, in nanoseconds, which never goes back and runs while the
+    /// machine is suspended. Appends what the owner does now to `actions`.
     pub fn handle(&mut self, event: ReplicaEvent, now_ns: u64, actions: &mut Vec<ReplicaAction>) {
         self.handle_batch([event], now_ns, actions);
     }
@@ -358,7 +364,8 @@ impl<F: Plants> Replica<F> {
         }
     }
 
-    /// When to call [`handle`](Self::handle) with [`ReplicaEvent::Timer`], if nothing else happens; `None` for never.
+    /// When to call [`handle`](Self::handle) with [`ReplicaEvent::Timer`], if nothing else happens; `None`
+    /// for never.
     pub fn deadline(&self) -> Option<u64> {
         let role = match &self.role {
             Role::Starting => None,
@@ -493,8 +500,8 @@ impl<F: Plants> Replica<F> {
         }
         let is_sound = self.complete && self.stale.is_none();
         if starting && config.primary == self.id && config.has(self.id) && is_sound {
-            // An earlier run may have appended entries in this epoch that its log lost and others have: their names
-            // must not be given again.
+            // An earlier run may have appended entries in this epoch that its log lost and others have: their
+            // names must not be given again.
             self.config = config;
             let mut follower = Follower::new(self);
             follower.fenced = true;
@@ -570,7 +577,8 @@ impl<F: Plants> Replica<F> {
         actions.push(ReplicaAction::Append { append, entry });
     }
 
-    /// Applies the entries up to a sequence, which are committed. `replies` says whether their clients get answers.
+    /// Applies the entries up to a sequence, which are committed. `replies` says whether their clients get
+    /// answers.
     pub(crate) fn commit(&mut self, through: u64, replies: bool, actions: &mut Vec<ReplicaAction>) {
         while self.commit_point < through {
             self.commit_point += 1;

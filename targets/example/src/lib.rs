@@ -1,7 +1,8 @@
 //! A toy target: it echoes lines, each behind a prefix. A template for new targets; see CONTRIBUTING.md.
 //!
-//! The shell accepts connections and drives them on all cores. [`EchoConnection`] is one of them, [`EchoCore`] the
-//! protocol's state of a core, and [`EchoModule`] what the control plane manages, with the method `echo_set_prefix`.
+//! The shell accepts connections and drives them on all cores. [`EchoConnection`] is one of them,
+//! [`EchoCore`] the protocol's state of a core, and [`EchoModule`] what the control plane manages, with the
+//! method `echo_set_prefix`.
 #![forbid(unsafe_code)]
 
 use std::convert::Infallible;
@@ -18,7 +19,8 @@ use target_shell::{
 
 /// Maximum bytes of a line: a longer one is echoed in pieces.
 const LINE_MAX: usize = 4096;
-/// Bytes that wait to be sent; above it nothing is read, so that a peer that does not read costs little memory.
+/// Bytes that wait to be sent; above it nothing is read, so that a peer that does not read costs little
+/// memory.
 const UNSENT_MAX: usize = 64 << 10;
 
 /// The configuration, published to all cores.

@@ -28,8 +28,9 @@ use crate::settings::{ConnectionCounts, ConnectionInfo};
 
 /// The iSCSI target of a program. Cheap to clone.
 ///
-/// Calls block for up to [`CORE_TIMEOUT`](target_shell::CORE_TIMEOUT) and must not be made on a reactor. The groups of
-/// connections start with the first portal group, so that a program without iSCSI does not pay for them.
+/// Calls block for up to [`CORE_TIMEOUT`](target_shell::CORE_TIMEOUT) and must not be made on a reactor. The
+/// groups of connections start with the first portal group, so that a program without iSCSI does not pay for
+/// them.
 #[derive(Clone)]
 pub struct IscsiTarget(TargetControl<TargetState>);
 
@@ -187,8 +188,8 @@ impl IscsiTarget {
         }))
     }
 
-    /// Rejects changes, closes the listeners and disconnects the initiators, each after its commands in flight
-    /// have completed ([`TargetCores::drain`]).
+    /// Rejects changes, closes the listeners and disconnects the initiators, each after its commands in
+    /// flight have completed ([`TargetCores::drain`]).
     pub fn shutdown(&self) {
         self.0.stop().cores.drain("iscsi");
     }
@@ -316,8 +317,8 @@ impl Model {
         }
     }
 
-    /// Applies the ports of target nodes to their logical units, where they differ from what is in force. New units get
-    /// the configured access states; what initiators have set for others stays.
+    /// Applies the ports of target nodes to their logical units, where they differ from what is in force. New
+    /// units get the configured access states; what initiators have set for others stays.
     fn set_ports(&self, in_force: &Model) {
         for (name, node) in &self.nodes {
             let old = in_force.nodes.get(name);
@@ -360,8 +361,8 @@ impl Model {
         }
     }
 
-    /// An authentication policy contradicts itself. A group that is not there has no users, and can be created later:
-    /// SPDK saves groups after the target nodes that name them.
+    /// An authentication policy contradicts itself. A group that is not there has no users, and can be
+    /// created later: SPDK saves groups after the target nodes that name them.
     fn check_policy(&self, policy: Option<AuthPolicy>) -> Result<(), IscsiTargetError> {
         let Some(AuthPolicy { disabled, required, mutual, group }) = policy else { return Ok(()) };
         let invalid = |reason: &str| Err(IscsiTargetError::Invalid(reason.to_string()));

@@ -24,10 +24,10 @@ pub(crate) struct NbdCore;
 
 /// A connection of a client.
 ///
-/// Until an export is selected it has a few hundred bytes, and answers options ([`Handshake`]). Then a [`Session`]
-/// executes requests. What is received goes into the payload of the current write first, and what is beyond it into
-/// `inbound`. If the session is blocked (too many commands, replies or buffers), nothing is received until a completion
-/// or a sent reply unblocks it; the stream itself is the queue.
+/// Until an export is selected it has a few hundred bytes, and answers options ([`Handshake`]). Then a
+/// [`Session`] executes requests. What is received goes into the payload of the current write first, and what
+/// is beyond it into `inbound`. If the session is blocked (too many commands, replies or buffers), nothing is
+/// received until a completion or a sent reply unblocks it; the stream itself is the queue.
 pub(crate) struct NbdConnection {
     flow: u16,
     inbound: ReceiveBuffer,
@@ -139,7 +139,8 @@ impl NbdConnection {
         self.session.as_ref().is_some_and(|session| session.turn_is_over())
     }
 
-    /// Receives once, into payload and then into `inbound`. Returns the bytes received and the bytes asked for.
+    /// Receives once, into payload and then into `inbound`. Returns the bytes received and the bytes asked
+    /// for.
     fn receive_some<S: ByteStream>(
         &mut self,
         stream: &mut S,

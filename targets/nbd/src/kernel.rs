@@ -1,7 +1,8 @@
 //! Block devices of this machine (`/dev/nbdN`): exports to which the kernel's own NBD client is connected.
 //!
-//! The exports of these disks listen at a UNIX socket of their own in a private directory. This module connects to it,
-//! performs the handshake, and gives the sockets to the kernel, which then sends requests to the reactors as any client.
+//! The exports of these disks listen at a UNIX socket of their own in a private directory. This module
+//! connects to it, performs the handshake, and gives the sockets to the kernel, which then sends requests to
+//! the reactors as any client.
 
 mod client;
 mod device;
@@ -124,7 +125,8 @@ impl KernelDisks {
         KernelDisks { disks: Arc::default(), check }
     }
 
-    /// Starts the thread that ends disks: a disconnect waits for requests, and the caller that removes a device must not.
+    /// Starts the thread that ends disks: a disconnect waits for requests, and the caller that removes a
+    /// device must not.
     fn start_worker(&self, target: &NbdTarget) -> Result<(), KernelDiskError> {
         if self.check.get().is_some() {
             return Ok(());
@@ -143,8 +145,8 @@ impl KernelDisks {
         Ok(())
     }
 
-    /// Makes a bdev a block device. If a killed process left the device of that number, of a bdev of the same name,
-    /// its users go on with this one.
+    /// Makes a bdev a block device. If a killed process left the device of that number, of a bdev of the same
+    /// name, its users go on with this one.
     pub(crate) fn start(
         &self,
         target: &NbdTarget,
@@ -225,7 +227,8 @@ impl KernelDisks {
     }
 }
 
-/// Connects to an export, and gives the connections to the kernel: for a new device, or for one that has lost its own.
+/// Connects to an export, and gives the connections to the kernel: for a new device, or for one that has lost
+/// its own.
 fn connect(
     netlink: &mut NbdNetlink,
     request: &DiskRequest<'_>,

@@ -1,9 +1,10 @@
 //! The NBD target: block devices for qemu-img, libnbd, fio, the Linux kernel and whatever else speaks NBD.
 //!
 //! An [`NbdTarget`] has exports ([`ExportConfig`]) and, for each address, one listener that they share; an
-//! [`rpc::NbdModule`] makes it a part of a program. Fixed newstyle with structured replies, extended headers and
-//! `base:allocation`, over TCP and UNIX sockets, as `doc/proto.md` of the NBD project specifies it. The shell drives
-//! the connections on all cores, and a flush covers the writes of all of them, so that clients may open several.
+//! [`rpc::NbdModule`] makes it a part of a program. Fixed newstyle with structured replies, extended headers
+//! and `base:allocation`, over TCP and UNIX sockets, as `doc/proto.md` of the NBD project specifies it. The
+//! shell drives the connections on all cores, and a flush covers the writes of all of them, so that clients
+//! may open several.
 //!
 //! ```
 //! use bdev::{Registry, malloc};

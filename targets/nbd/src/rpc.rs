@@ -256,8 +256,8 @@ control::parameters! {
         certificate_file: Option<String>,
         /// File with its private key, in PEM without a password; for its owner alone
         private_key_file: Option<String>,
-        /// File with the authorities of clients, in PEM: each client needs a certificate of one of them, unless it has
-        /// a key of `psk_file`; with neither, whoever reaches the server is served
+        /// File with the authorities of clients, in PEM: each client needs a certificate of one of them,
+        /// unless it has a key of `psk_file`; with neither, whoever reaches the server is served
         client_ca_file: Option<String>,
     }
 }

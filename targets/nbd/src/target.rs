@@ -74,8 +74,9 @@ impl ExportInfo {
 
 /// The NBD target of a program. Cheap to clone.
 ///
-/// Calls block for up to [`CORE_TIMEOUT`](target_shell::CORE_TIMEOUT) and must not be made on a reactor. The groups of
-/// connections start with the first export, so that a program without exports does not pay for them.
+/// Calls block for up to [`CORE_TIMEOUT`](target_shell::CORE_TIMEOUT) and must not be made on a reactor. The
+/// groups of connections start with the first export, so that a program without exports does not pay for
+/// them.
 #[derive(Clone)]
 pub struct NbdTarget(TargetControl<TargetState>);
 
@@ -121,8 +122,8 @@ impl NbdTarget {
     /// Exports a block device.
     ///
     /// # Errors
-    /// The names are invalid or in use, the device cannot be opened, the address not be listened at, or a reactor does
-    /// not respond; nothing has changed then.
+    /// The names are invalid or in use, the device cannot be opened, the address not be listened at, or a
+    /// reactor does not respond; nothing has changed then.
     pub fn create(&self, config: ExportConfig) -> Result<ExportInfo, NbdTargetError> {
         check_names(&config)?;
         let mut state = self.lock()?;
@@ -233,12 +234,12 @@ impl NbdTarget {
         self.lock_any().tls.as_ref().map(|tls| tls.files.clone())
     }
 
-    /// Reads the keys and the certificate with which clients may begin TLS from now on; `None` ends that. Connections
-    /// stay as they are.
+    /// Reads the keys and the certificate with which clients may begin TLS from now on; `None` ends that.
+    /// Connections stay as they are.
     ///
     /// # Errors
-    /// A file cannot be read; an export needs TLS, and there would be none; or a reactor does not respond. Nothing has
-    /// changed then.
+    /// A file cannot be read; an export needs TLS, and there would be none; or a reactor does not respond.
+    /// Nothing has changed then.
     pub fn set_tls(&self, files: Option<TlsFiles>) -> Result<(), NbdTargetError> {
         let read = |files: TlsFiles| Ok::<_, TlsKeysError>(TargetTls { credentials: files.read()?, files });
         let tls = files.map(read).transpose()?;
@@ -260,8 +261,8 @@ impl NbdTarget {
         self.0.reactors().len()
     }
 
-    /// Rejects changes, closes the listeners and disconnects the clients, each after its commands in flight have
-    /// completed ([`TargetCores::drain`]).
+    /// Rejects changes, closes the listeners and disconnects the clients, each after its commands in flight
+    /// have completed ([`TargetCores::drain`]).
     pub fn shutdown(&self) {
         self.0.stop().cores.drain("nbd");
     }

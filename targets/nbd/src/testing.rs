@@ -1,4 +1,5 @@
-//! A group of connections on the simulated network, for tests that segment, stall and break connections, and for fuzzing.
+//! A group of connections on the simulated network, for tests that segment, stall and break connections, and
+//! for fuzzing.
 
 #[cfg(test)]
 mod tests;
@@ -144,8 +145,8 @@ fn client_key() -> Psk {
     Psk::new("alice", Secret::new([7; 32]), PskHash::Sha256).expect("a key of 32 bytes")
 }
 
-/// The traffic of a client: the first byte selects how far it is valid. The target must not panic, and must free
-/// everything of a client that disconnects.
+/// The traffic of a client: the first byte selects how far it is valid. The target must not panic, and must
+/// free everything of a client that disconnects.
 pub fn any_bytes(bytes: &[u8]) {
     let Some((&how, bytes)) = bytes.split_first() else { return };
     let mut target = SimulatedTarget::new(u64::from(how), NetworkFaults::default());

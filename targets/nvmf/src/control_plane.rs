@@ -47,11 +47,11 @@ pub use info::{
 const CLAIM: &str = "NVMe-oF Target";
 /// The control plane of the NVMe-oF target, shared by all transports.
 ///
-/// It owns the configuration (subsystems, namespaces, listeners, hosts), the claims on block devices and
-/// the mailboxes of the poll groups. A change is validated and applied under one lock, then published as a
-/// new `ConfigSnapshot`; the call returns when every poll group has applied it. If one does not in time, the change is
-/// undone on all cores and the call fails; hosts that a removal disconnected in the meantime reconnect. What cannot be
-/// undone is answered with [`NvmfTargetError::Pending`]. I/O never takes the lock.
+/// It owns the configuration (subsystems, namespaces, listeners, hosts), the claims on block devices and the
+/// mailboxes of the poll groups. A change is validated and applied under one lock, then published as a new
+/// `ConfigSnapshot`; the call returns when every poll group has applied it. If one does not in time, the
+/// change is undone on all cores and the call fails; hosts that a removal disconnected in the meantime
+/// reconnect. What cannot be undone is answered with [`NvmfTargetError::Pending`]. I/O never takes the lock.
 ///
 /// Calls block, so a reactor's thread must not make them. Order: [`create_transport`](Self::create_transport)
 /// for each, subsystems, namespaces and hosts, then listeners;
@@ -158,8 +158,8 @@ pub struct NamespaceConfig {
     pub uuid: Option<Uuid>,
     /// ANA group identifier; `None` uses the NSID.
     pub anagrpid: Option<u32>,
-    /// File that persists registrations and the reservation through power loss (PTPL) when a host requests it;
-    /// with `None` reservations are lost when the target stops.
+    /// File that persists registrations and the reservation through power loss (PTPL) when a host requests
+    /// it; with `None` reservations are lost when the target stops.
     pub ptpl_file: Option<String>,
     /// Only hosts that [`NvmfTarget::add_namespace_host`] names see it, not all that may connect.
     pub no_auto_visible: bool,
@@ -287,8 +287,8 @@ impl<N: ServerNetwork> NvmfTarget<N> {
         self.add_namespace_with(nqn, config, reservations)
     }
 
-    /// The first part of adding a namespace, which may wait for its `ptpl_file`. That there is no such subsystem or device is
-    /// reported by the second part.
+    /// The first part of adding a namespace, which may wait for its `ptpl_file`. That there is no such
+    /// subsystem or device is reported by the second part.
     pub(crate) fn prepare_namespace(
         &self,
         nqn: &str,
@@ -396,7 +396,8 @@ impl<N: ServerNetwork> NvmfTarget<N> {
         })
     }
 
-    /// Removes a host from the list of allowed hosts and disconnects it after its commands in flight complete.
+    /// Removes a host from the list of allowed hosts and disconnects it after its commands in flight
+    /// complete.
     pub fn remove_host(&self, nqn: &str, host: &str) -> Result<(), NvmfTargetError> {
         let (nqn, host) = (parse_nqn(nqn)?, parse_nqn(host)?);
         let mut state = self.lock()?;
@@ -426,8 +427,8 @@ impl<N: ServerNetwork> NvmfTarget<N> {
     }
 
     /// Rejects further calls with [`NvmfTargetError::Stopping`]. Hosts that
-    /// [`disconnect_all`](Self::disconnect_all) has not disconnected are when the reactors stop, each after its
-    /// commands in flight complete.
+    /// [`disconnect_all`](Self::disconnect_all) has not disconnected are when the reactors stop, each after
+    /// its commands in flight complete.
     pub fn shutdown(&self) {
         drop(self.0.stop());
     }

@@ -1,12 +1,12 @@
-//! The vfio-user transport: an NVMe controller as a PCI function behind a UNIX socket, with queues and data in
-//! memory that the client shares.
+//! The vfio-user transport: an NVMe controller as a PCI function behind a UNIX socket, with queues and data
+//! in memory that the client shares.
 //!
 //! Each listener is an endpoint with its own socket and at most one client at a time. A client gets a
 //! [`function`], which runs on one core with all its queues; the controller logic is shared with the other
-//! transports. The shell drives the clients' connections ([`protocol`], [`connection`]). Configuration uses messages
-//! ([`session`], [`socket`]). I/O does not: submission queue entries are
-//! read from client memory, contiguous data is lent to block devices without a copy ([`data`], [`memory`]), and
-//! completions are written to client memory ([`queue`]).
+//! transports. The shell drives the clients' connections ([`protocol`], [`connection`]). Configuration uses
+//! messages ([`session`], [`socket`]). I/O does not: submission queue entries are read from client memory,
+//! contiguous data is lent to block devices without a copy ([`data`], [`memory`]), and completions are
+//! written to client memory ([`queue`]).
 
 mod connection;
 mod data;
@@ -250,8 +250,8 @@ impl<N: ServerNetwork> NvmfTarget<N> {
     }
 }
 
-/// Host identifier of the client of a socket. vfio-user has no host identity, so it is derived from the path of
-/// the directory.
+/// Host identifier of the client of a socket. vfio-user has no host identity, so it is derived from the path
+/// of the directory.
 pub(crate) fn host_uuid(directory: &str) -> Uuid {
     Uuid::new_v5(&Uuid::NAMESPACE_URL, format!("vfio-user:{directory}").as_bytes())
 }

@@ -43,11 +43,14 @@ impl<P: Protocol, S: Send> GroupMail for GroupMessage<P, S> {
     const WAKE: Self = GroupMessage::Wake;
 }
 
-/// The groups of a target, one on each reactor; on kernel sockets, or on another network `N` such as a simulation's.
+/// The groups of a target, one on each reactor; on kernel sockets, or on another network `N` such as a
+/// simulation's.
 ///
-/// The first core owns the listeners; a connection goes to the core with the fewest, and stays there. Calls block for
-/// up to [`CORE_TIMEOUT`](crate::CORE_TIMEOUT), so a reactor's thread must not make them. A program that ends
-/// calls [`drain`](Self::drain); the groups end with their reactors, and drain what connections they have then. Configuration goes through the [`Publisher`] that the target was started with. Cheap to clone.
+/// The first core owns the listeners; a connection goes to the core with the fewest, and stays there. Calls
+/// block for up to [`CORE_TIMEOUT`](crate::CORE_TIMEOUT), so a reactor's thread must not make them. A program
+/// that ends calls [`drain`](Self::drain); the groups end with their reactors, and drain what connections
+/// they have then. Configuration goes through the [`Publisher`] that the target was started with. Cheap to
+/// clone.
 pub struct TargetCores<P: Protocol, N: ServerNetwork = Sockets> {
     mailboxes: CoreMailboxes<GroupMessage<P, <N as Network>::Stream>>,
     shared: Arc<GroupShared<P, <N as Network>::Stream>>,
@@ -66,7 +69,8 @@ impl<P: Protocol, N: ServerNetwork> fmt::Debug for TargetCores<P, N> {
 }
 
 impl<P: Protocol, N: ServerNetwork> TargetCores<P, N> {
-    /// Starts a group on every reactor; `protocol` makes the state of each, on its core. Waits for the reactors.
+    /// Starts a group on every reactor; `protocol` makes the state of each, on its core. Waits for the
+    /// reactors.
     ///
     /// # Errors
     /// A reactor has stopped, or does not respond.
@@ -107,8 +111,8 @@ impl<P: Protocol, N: ServerNetwork> TargetCores<P, N> {
         self.shared.totals()
     }
 
-    /// Listens on an address. Connections carry `portid`. Returns the address with the port that the kernel assigned
-    /// for port 0.
+    /// Listens on an address. Connections carry `portid`. Returns the address with the port that the kernel
+    /// assigned for port 0.
     ///
     /// # Errors
     /// The address cannot be used, or the first core does not answer; nothing listens then.
@@ -128,8 +132,8 @@ impl<P: Protocol, N: ServerNetwork> TargetCores<P, N> {
     }
 
     /// Closes the listeners and disconnects the peers, on all cores at once: each connection closes after its
-    /// commands in flight have completed, as when the reactors stop, and none is accepted any more. Waits until
-    /// there is none, for up to [`DRAIN_TIMEOUT`](crate::DRAIN_TIMEOUT).
+    /// commands in flight have completed, as when the reactors stop, and none is accepted any more. Waits
+    /// until there is none, for up to [`DRAIN_TIMEOUT`](crate::DRAIN_TIMEOUT).
     ///
     /// # Errors
     /// The first core that has connections left, or does not answer. It disconnects them when it can.

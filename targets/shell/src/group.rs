@@ -43,8 +43,8 @@ use crate::timers::{NEVER_NS, TimerOwner, Timers};
 
 /// Bytes received at a time beyond payload that goes directly into its buffer. Half of a typical L2 cache.
 const SCRATCH_BYTES: usize = 128 << 10;
-/// Connections that are retried in a poll. Each takes a few hundred instructions, and all have their turn within a few
-/// polls.
+/// Connections that are retried in a poll. Each takes a few hundred instructions, and all have their turn
+/// within a few polls.
 const RETRIES_MAX: usize = 16;
 /// Interval for retrying what waits without an event, as for buffers that another core frees.
 const RETRY_NS: u64 = 1_000_000;
@@ -59,16 +59,16 @@ type ConnectionInbox<P, S> = Inbox<GroupMessage<P, S>, <P as Protocol>::Config>;
 
 /// The connections of one core, generic over protocol and network.
 ///
-/// It owns the connections, one channel per block device, the receive scratch area and, on the first core, the
-/// listeners. A connection accepted there goes to the group with the fewest connections and stays.
+/// It owns the connections, one channel per block device, the receive scratch area and, on the first core,
+/// the listeners. A connection accepted there goes to the group with the fewest connections and stays.
 ///
-/// Order of a poll: messages; events of the protocol; timers; receive, and poll connections whose peers share memory,
-/// which fills the devices' batches; submit and poll devices; send, a limited number of bytes; close connections that are
-/// drained. Lists of slots bound the work to the connections that have some. Nothing locks or allocates per I/O; other
-/// groups are reached by mailbox and by the atomics of their status.
+/// Order of a poll: messages; events of the protocol; timers; receive, and poll connections whose peers share
+/// memory, which fills the devices' batches; submit and poll devices; send, a limited number of bytes; close
+/// connections that are drained. Lists of slots bound the work to the connections that have some. Nothing
+/// locks or allocates per I/O; other groups are reached by mailbox and by the atomics of their status.
 ///
-/// [`TargetCores::start`](crate::TargetCores::start) makes one per reactor; [`standalone`](Self::standalone) is one by
-/// itself.
+/// [`TargetCores::start`](crate::TargetCores::start) makes one per reactor; [`standalone`](Self::standalone)
+/// is one by itself.
 pub struct ConnectionGroup<P: Protocol, N: Network> {
     index: usize,
     network: N,
@@ -294,7 +294,8 @@ impl<P: Protocol, N: Listen> ConnectionGroup<P, N> {
         });
     }
 
-    /// Runs `process` on a connection with the group's resources, then updates the lists that the connection is in.
+    /// Runs `process` on a connection with the group's resources, then updates the lists that the connection
+    /// is in.
     #[inline]
     fn process(
         &mut self,
@@ -370,8 +371,8 @@ impl<P: Protocol, N: Listen> ConnectionGroup<P, N> {
         }
     }
 
-    /// Continues connections that wait for what no event reports: some of them in each poll, in turn, so that a thousand
-    /// that wait for memory cost the others no more than a few do.
+    /// Continues connections that wait for what no event reports: some of them in each poll, in turn, so that
+    /// a thousand that wait for memory cost the others no more than a few do.
     fn retry_waiting(&mut self, now_ns: u64) {
         let count = self.waiting.len().min(RETRIES_MAX);
         let later = self.waiting.split_off(count);
@@ -455,7 +456,8 @@ impl<P: Protocol, N: Listen> ConnectionGroup<P, N> {
         }
     }
 
-    /// Continues connections that had more to send than their share, for the rest of the turn, and the first in any case.
+    /// Continues connections that had more to send than their share, for the rest of the turn, and the first
+    /// in any case.
     #[cold]
     fn flush_bulk(&mut self, now_ns: u64) {
         for _ in 0..self.sends.bulk.len() {
@@ -513,8 +515,8 @@ impl<P: Protocol, N: Listen> ConnectionGroup<P, N> {
     }
 }
 
-/// Drops the next `count` completions. Their usual drop is a call that saves registers for uncommon payloads; lent memory,
-/// of which memory-based transports have one buffer a command, is given back without it.
+/// Drops the next `count` completions. Their usual drop is a call that saves registers for uncommon payloads;
+/// lent memory, of which memory-based transports have one buffer a command, is given back without it.
 #[inline(never)]
 fn discard(completions: &mut Drain<'_, bdev::Completion>, count: usize) {
     for _ in 0..count {
@@ -540,7 +542,8 @@ impl<P: Protocol, N: Listen> PollGroup for ConnectionGroup<P, N> {
             self.continue_drain();
         }
         count += self.protocol.begin_poll(&mut self.connections, now_ns);
-        // Before anything is received: after a pause, connections whose time is over must not execute what came late.
+        // Before anything is received: after a pause, connections whose time is over must not execute what
+        // came late.
         if now_ns >= self.timers.next_ns() {
             self.run_timers(now_ns);
             count += 1;

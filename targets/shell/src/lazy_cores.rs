@@ -7,8 +7,8 @@ use crate::cores::TargetCores;
 use crate::group::ConnectionTotals;
 use crate::protocol::Protocol;
 
-/// The [cores](TargetCores) of a target, once it has something to serve: a target without listeners does not pay
-/// for them.
+/// The [cores](TargetCores) of a target, once it has something to serve: a target without listeners does not
+/// pay for them.
 ///
 /// It also has the limits on connections, which may be set before there are cores, and those of
 /// [`TargetCores`] that are about nothing until then.

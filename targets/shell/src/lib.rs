@@ -1,31 +1,33 @@
 //! What every target needs once: connections on all cores, block devices, configuration, and their end.
 //!
-//! A target implements [`Protocol`] (one value per core) and [`ProtocolConnection`] (one per connection), and the shell
-//! does the rest: it accepts connections and spreads them over the cores, knows which of them have work, lends them
-//! buffers and block devices, runs their timers, publishes the configuration, and drains and closes them. A protocol
-//! touches no socket, clock or thread; it reads and writes the [`ByteStream`](sockets::ByteStream) that it is lent.
+//! A target implements [`Protocol`] (one value per core) and [`ProtocolConnection`] (one per connection), and
+//! the shell does the rest: it accepts connections and spreads them over the cores, knows which of them have
+//! work, lends them buffers and block devices, runs their timers, publishes the configuration, and drains and
+//! closes them. A protocol touches no socket, clock or thread; it reads and writes the
+//! [`ByteStream`](sockets::ByteStream) that it is lent.
 //!
 //! Three layers, of which a target may use only the lower ones:
 //!
-//! 1. [`PollGroup`] and [`GroupPoller`]: one core's share of a target, run by the reactor. [`CoreDevices`]: the core's
-//!    channels to block devices, with one batch of requests each. [`CoreMailboxes`] starts the groups on all
-//!    reactors and carries messages to them; a [`Request`] is a question to a core from another thread, which the core
-//!    does not act on after the requester has stopped waiting.
-//! 2. [`Publisher`]: the configuration as an immutable snapshot. A change is published to all cores and acknowledged by
-//!    each; if one does not apply it in time, the change is rolled back everywhere, or the caller reports it as pending.
-//!    A core that was blocked applies the latest snapshot only, so that it never sees one that was rolled back.
-//! 3. [`TargetCores`], the control plane's handle, and [`ConnectionGroup`], the connections of a core. Generic over the
-//!    protocol and the network: the calls between them are static, and no I/O costs a lock, an allocation or an
-//!    indirect call here. Tests run a group on a simulated network.
+//! 1. [`PollGroup`] and [`GroupPoller`]: one core's share of a target, run by the reactor. [`CoreDevices`]:
+//!    the core's channels to block devices, with one batch of requests each. [`CoreMailboxes`] starts the
+//!    groups on all reactors and carries messages to them; a [`Request`] is a question to a core from another
+//!    thread, which the core does not act on after the requester has stopped waiting.
+//! 2. [`Publisher`]: the configuration as an immutable snapshot. A change is published to all cores and
+//!    acknowledged by each; if one does not apply it in time, the change is rolled back everywhere, or the
+//!    caller reports it as pending. A core that was blocked applies the latest snapshot only, so that it
+//!    never sees one that was rolled back.
+//! 3. [`TargetCores`], the control plane's handle, and [`ConnectionGroup`], the connections of a core.
+//!    Generic over the protocol and the network: the calls between them are static, and no I/O costs a lock,
+//!    an allocation or an indirect call here. Tests run a group on a simulated network.
 //!
 //! Beside them is [`TargetControl`]: the state of a target under its lock, the block devices that it follows,
 //! and its end. [`collect_connections`] reports its connections as metrics.
 //!
-//! One poll of a group: messages and configuration; [`Protocol::begin_poll`]; [`ProtocolConnection::receive`] on each
-//! ready connection, which fills the batches of block devices; [`ProtocolConnection::poll`] on those whose peers share
-//! memory with the target; one submission and one poll per device with work, and
-//! [`ProtocolConnection::complete`]; one [`ProtocolConnection::flush`] for each connection with something to send;
-//! timers; the close of drained connections. Only connections with work are visited.
+//! One poll of a group: messages and configuration; [`Protocol::begin_poll`]; [`ProtocolConnection::receive`]
+//! on each ready connection, which fills the batches of block devices; [`ProtocolConnection::poll`] on those
+//! whose peers share memory with the target; one submission and one poll per device with work, and
+//! [`ProtocolConnection::complete`]; one [`ProtocolConnection::flush`] for each connection with something to
+//! send; timers; the close of drained connections. Only connections with work are visited.
 //!
 //! [`GroupLimits`] bounds the connections: those whose peer has logged in, by peer, user and
 //! [object](ProtocolConnection::object) ([`ConnectionLimits`]), and, apart from them, those whose peer has

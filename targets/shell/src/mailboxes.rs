@@ -50,7 +50,8 @@ pub struct CoreMailboxes<M>(Arc<OnceLock<Box<[MailboxSender<M>]>>>);
 pub struct Inbox<M, C> {
     /// Its messages. To be received in each poll.
     pub messages: MailboxReceiver<M>,
-    /// The configuration. To be taken when a message was received: if a wake-up was lost, the mailbox was full of others.
+    /// The configuration. To be taken when a message was received: if a wake-up was lost, the mailbox was
+    /// full of others.
     pub subscription: Subscription<C>,
 }
 
@@ -90,7 +91,8 @@ impl<M> Default for CoreMailboxes<M> {
 }
 
 impl<M: GroupMail> CoreMailboxes<M> {
-    /// Starts a group on every reactor; `group` makes each, on its core. Waits for the reactors. To be called once.
+    /// Starts a group on every reactor; `group` makes each, on its core. Waits for the reactors. To be called
+    /// once.
     ///
     /// # Errors
     /// A reactor has stopped, or does not respond.

@@ -30,8 +30,9 @@ use crate::links::CoreLinks;
 
 /// The vhost-user target of a program. Cheap to clone.
 ///
-/// Calls block for up to [`CORE_TIMEOUT`](target_shell::CORE_TIMEOUT) and must not be made on a reactor. The groups of
-/// connections start with the first controller, so that a program without controllers does not pay for them.
+/// Calls block for up to [`CORE_TIMEOUT`](target_shell::CORE_TIMEOUT) and must not be made on a reactor. The
+/// groups of connections start with the first controller, so that a program without controllers does not pay
+/// for them.
 #[derive(Clone)]
 pub struct VhostTarget(TargetControl<TargetState>);
 
@@ -79,8 +80,8 @@ impl VhostTarget {
     /// Creates a controller for a block device.
     ///
     /// # Errors
-    /// The name is invalid or in use, the device cannot be opened or has blocks that virtio does not know, the socket
-    /// cannot be created, or a reactor does not respond; nothing has changed then.
+    /// The name is invalid or in use, the device cannot be opened or has blocks that virtio does not know,
+    /// the socket cannot be created, or a reactor does not respond; nothing has changed then.
     pub fn create(&self, config: VhostBlkConfig) -> Result<VhostControllerInfo, VhostTargetError> {
         let mut state = self.begin_create(&config.name)?;
         let access = if config.read_only { Access::ReadOnly } else { Access::ReadWrite };
@@ -103,8 +104,8 @@ impl VhostTarget {
         result
     }
 
-    /// Creates a controller that is a virtio SCSI host without targets. With `delay` its socket appears when it is
-    /// [started](Self::start_scsi), so that a driver finds all targets.
+    /// Creates a controller that is a virtio SCSI host without targets. With `delay` its socket appears when
+    /// it is [started](Self::start_scsi), so that a driver finds all targets.
     ///
     /// # Errors
     /// As [`create`](Self::create).
@@ -137,13 +138,13 @@ impl VhostTarget {
         self.listen(&mut state, name)
     }
 
-    /// Adds a target to a SCSI controller, `None` for the first free number. Returns the number. Drivers learn of it. With a
-    /// file, the device's reservations can persist through power loss.
+    /// Adds a target to a SCSI controller, `None` for the first free number. Returns the number. Drivers
+    /// learn of it. With a file, the device's reservations can persist through power loss.
     ///
     /// # Errors
-    /// There is no such controller, the number is invalid or in use, none is free, the device cannot be opened or has
-    /// blocks that virtio does not know, a reactor does not respond, or those of [`Registry::open_reservations`]; nothing
-    /// has changed then.
+    /// There is no such controller, the number is invalid or in use, none is free, the device cannot be
+    /// opened or has blocks that virtio does not know, a reactor does not respond, or those of
+    /// [`Registry::open_reservations`]; nothing has changed then.
     pub fn add_target(
         &self,
         name: &str,
@@ -155,8 +156,8 @@ impl VhostTarget {
         self.add_target_with(name, number, bdev_name, ptpl_file, reservations)
     }
 
-    /// The first part of adding a target, which may wait for its file. That there is no such device is reported by the second
-    /// part.
+    /// The first part of adding a target, which may wait for its file. That there is no such device is
+    /// reported by the second part.
     pub(crate) fn prepare_target(
         &self,
         bdev_name: &str,
@@ -318,7 +319,8 @@ impl VhostTarget {
     /// Sets how the drivers of a controller are notified, now and later.
     ///
     /// # Errors
-    /// There is none of this name, a value is too small, or a reactor does not respond; nothing has changed then.
+    /// There is none of this name, a value is too small, or a reactor does not respond; nothing has changed
+    /// then.
     pub fn set_coalescing(&self, name: &str, coalescing: Coalescing) -> Result<(), VhostTargetError> {
         if coalescing.iops_threshold < Coalescing::IOPS_THRESHOLD_MIN {
             let reason = format!("iops_threshold: expected at least {}", Coalescing::IOPS_THRESHOLD_MIN);
@@ -378,8 +380,8 @@ impl VhostTarget {
         Ok(())
     }
 
-    /// Rejects changes, closes the listeners and disconnects the clients, each after its requests in flight have
-    /// completed ([`TargetCores::drain`]).
+    /// Rejects changes, closes the listeners and disconnects the clients, each after its requests in flight
+    /// have completed ([`TargetCores::drain`]).
     pub fn shutdown(&self) {
         self.0.stop().cores.drain("vhost");
     }
@@ -427,8 +429,8 @@ impl ControlledTarget for TargetState {
     /// The directory of the sockets.
     type Shared = PathBuf;
 
-    /// A device was removed: requests of its controllers fail from now on, and its SCSI targets are removed. Or it was
-    /// resized.
+    /// A device was removed: requests of its controllers fail from now on, and its SCSI targets are removed.
+    /// Or it was resized.
     fn device_event(control: &TargetControl<TargetState>, event: &DeviceEvent) {
         let Ok(mut state) = control.lock() else { return };
         let device = event.device();

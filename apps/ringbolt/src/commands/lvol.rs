@@ -92,7 +92,8 @@ pub(crate) enum LvolCommand {
         #[command(flatten)]
         server: LvolServer,
     },
-    /// Remove a volume or a snapshot with its data, or a store with all its volumes; what is served is refused
+    /// Remove a volume or a snapshot with its data, or a store with all its volumes; what is served is
+    /// refused
     #[command(
         after_help = "Examples:\n  ringbolt lvol remove pool/vol\n  ringbolt lvol remove --all pool\n  \
         ringbolt lvol remove --force pool/vol"

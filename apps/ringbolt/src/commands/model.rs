@@ -1,5 +1,5 @@
-//! `ringbolt model`: lists and checks device model profiles, compares models with published figures, and serves the
-//! model of a DMA engine.
+//! `ringbolt model`: lists and checks device model profiles, compares models with published figures, and
+//! serves the model of a DMA engine.
 
 use std::path::PathBuf;
 

@@ -103,8 +103,8 @@ pub(crate) fn run(command: &Perf) -> Result<(), CommandError> {
         _ => (None, command.arguments.as_slice()),
     };
     if let Some(worker) = worker {
-        // Ctrl-C and the SIGTERM of timeout(1) go to the whole process group; the parent handles them and stops the
-        // workers.
+        // Ctrl-C and the SIGTERM of timeout(1) go to the whole process group; the parent handles them and
+        // stops the workers.
         let ignored = Arc::new(AtomicBool::new(false));
         for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
             signal_hook::flag::register(signal, ignored.clone()).map_err(CommandError::environment)?;
@@ -139,8 +139,8 @@ pub(crate) fn run(command: &Perf) -> Result<(), CommandError> {
     measure(&plan, &run)
 }
 
-/// Raises the limit of open files to what the user may have: beside the files that a job opens, the run has the lock of
-/// each file that is written. If that fails, opening a file does, and says so.
+/// Raises the limit of open files to what the user may have: beside the files that a job opens, the run has
+/// the lock of each file that is written. If that fails, opening a file does, and says so.
 fn raise_open_file_limit() {
     let limit = getrlimit(Resource::Nofile);
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });

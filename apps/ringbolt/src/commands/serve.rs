@@ -52,8 +52,8 @@ pub(crate) struct Serve {
     /// name
     #[arg(long, value_name = "DIR")]
     pub(crate) key_folder: Option<PathBuf>,
-    /// Have other processes map the buffers of I/O, for devices behind vfio-user that calls name; a configuration
-    /// file that names one does so by itself
+    /// Have other processes map the buffers of I/O, for devices behind vfio-user that calls name; a
+    /// configuration file that names one does so by itself
     #[arg(long)]
     pub(crate) shared_memory: bool,
     /// End when standard input does: with the process that has the other end of the pipe
@@ -141,8 +141,8 @@ pub(crate) fn run(options: Serve) -> Result<(), CommandError> {
     Ok(())
 }
 
-/// Starts the thread that reads the configuration again at each message, and applies what differs. It has a thread of
-/// its own because a call may take long: the program ends nevertheless.
+/// Starts the thread that reads the configuration again at each message, and applies what differs. It has a
+/// thread of its own because a call may take long: the program ends nevertheless.
 fn start_reloader(
     path: Option<PathBuf>,
     config: Option<ConfigFile>,

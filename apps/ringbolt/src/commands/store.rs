@@ -59,13 +59,15 @@ pub(crate) enum StoreCommand {
     /// Show what is degraded, and why a group is not served
     #[command(after_help = "Example:\n  ringbolt store status --json")]
     Status(StatusArgs),
-    /// Add an empty node to a cluster, or replace one that is lost; `ringbolt store up` in the same directory runs it
+    /// Add an empty node to a cluster, or replace one that is lost; `ringbolt store up` in the same directory
+    /// runs it
     #[command(after_help = "Examples:\n  ringbolt store add-node\n  \
         ringbolt store add-node --replace 2\n  \
         ringbolt store add-node --etcd http://10.0.0.1:2379 --key key --listen 10.0.0.2 \\\n      \
         --allow-plain-network")]
     AddNode(AddNodeArgs),
-    /// Stop a node of this machine for maintenance: others take over first, and `ringbolt store up` does not start it again
+    /// Stop a node of this machine for maintenance: others take over first, and `ringbolt store up` does not
+    /// start it again
     #[command(
         after_help = "Examples:\n  ringbolt store stop-node 2\n  ringbolt store stop-node 2 --force --json\n\n\
         Clients wait for no lease. It is refused where too few replicas would be in sync."
@@ -125,21 +127,23 @@ pub(crate) struct ClusterArgs {
 /// etcd, with the map of a cluster.
 #[derive(Args)]
 pub(crate) struct EtcdArgs {
-    /// etcd, which has the map of the cluster: http://HOST:PORT[/PREFIX] or https://, several with commas between. The
-    /// cluster's directory remembers it, with copies of the files below
+    /// etcd, which has the map of the cluster: http://HOST:PORT[/PREFIX] or https://, several with commas
+    /// between. The cluster's directory remembers it, with copies of the files below
     #[arg(long, value_name = "URL[,URL]")]
     etcd: Option<String>,
-    /// File with a user of etcd, a line NAME:PASSWORD, which its owner alone can read [default: etcd-user in the cluster's
-    /// directory, if it is there]
+    /// File with a user of etcd, a line NAME:PASSWORD, which its owner alone can read [default: etcd-user in
+    /// the cluster's directory, if it is there]
     #[arg(long, value_name = "FILE")]
     etcd_user_file: Option<PathBuf>,
-    /// File with the certificates of the CAs of etcd's servers, which https:// needs [default: etcd-ca.pem there]
+    /// File with the certificates of the CAs of etcd's servers, which https:// needs [default: etcd-ca.pem
+    /// there]
     #[arg(long, value_name = "FILE")]
     etcd_ca_file: Option<PathBuf>,
     /// File with a client certificate, if etcd requires one [default: etcd-cert.pem there]
     #[arg(long, value_name = "FILE")]
     etcd_cert_file: Option<PathBuf>,
-    /// File with the key of the client certificate, which its owner alone can read [default: etcd-key.pem there]
+    /// File with the key of the client certificate, which its owner alone can read [default: etcd-key.pem
+    /// there]
     #[arg(long, value_name = "FILE")]
     etcd_key_file: Option<PathBuf>,
 }
@@ -168,7 +172,8 @@ pub(crate) struct UpArgs {
     of: ClusterArgs,
     #[command(flatten)]
     new: NewCluster,
-    /// What the nodes that run here do when they are idle; those that sleep leave the cores to each other and to clients
+    /// What the nodes that run here do when they are idle; those that sleep leave the cores to each other and
+    /// to clients
     #[arg(long, value_enum, default_value = "sleep")]
     idle: Idle,
 }
@@ -182,8 +187,8 @@ pub(crate) struct NewCluster {
     /// Block device of a new cluster's node, whose data is lost; repeat it for each node
     #[arg(long = "device", value_name = "PATH")]
     devices: Vec<PathBuf>,
-    /// Block device for the logs of a new cluster's node; repeat it for each node, in the order of the devices. Without, logs
-    /// are where the data is
+    /// Block device for the logs of a new cluster's node; repeat it for each node, in the order of the
+    /// devices. Without, logs are where the data is
     #[arg(long = "log", value_name = "PATH")]
     logs: Vec<PathBuf>,
     /// Replicas of each logical group of a new cluster [default: the nodes, at most 3]
@@ -192,12 +197,12 @@ pub(crate) struct NewCluster {
     /// Logical groups of a new cluster
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1024))]
     groups: u32,
-    /// How long a replica's answer lets the primary of a new cluster's group serve, in whole ms. It never changes [default:
-    /// 400ms]
+    /// How long a replica's answer lets the primary of a new cluster's group serve, in whole ms. It never
+    /// changes [default: 400ms]
     #[arg(long, value_name = "TIME", value_parser = parse_ms)]
     lease: Option<u32>,
-    /// How long a replica of a new cluster waits for a silent primary before it takes over, at least 2.1 % longer than the
-    /// lease; both together are below 1 s [default: 450ms]
+    /// How long a replica of a new cluster waits for a silent primary before it takes over, at least 2.1 %
+    /// longer than the lease; both together are below 1 s [default: 450ms]
     #[arg(long, value_name = "TIME", value_parser = parse_ms)]
     grace: Option<u32>,
     #[command(flatten)]
@@ -216,12 +221,12 @@ pub(crate) struct NodeOptions {
     /// Size of each group's log on a new node
     #[arg(long, default_value = "8m", value_parser = parse_size)]
     log_size: u64,
-    /// Groups for which a new node has room besides those that it gets at once; each takes an equal part of the file
-    /// [default: half as many as it gets]
+    /// Groups for which a new node has room besides those that it gets at once; each takes an equal part of
+    /// the file [default: half as many as it gets]
     #[arg(long, value_name = "GROUPS", value_parser = clap::value_parser!(u32).range(0..=1023))]
     spare: Option<u32>,
-    /// Failure domain of a new node, for example its machine or rack: replicas of a group are in different ones [default: the one
-    /// that was given for all other nodes of the directory, else the node]
+    /// Failure domain of a new node, for example its machine or rack: replicas of a group are in different
+    /// ones [default: the one that was given for all other nodes of the directory, else the node]
     #[arg(long)]
     domain: Option<String>,
     /// Address that a new node listens on
@@ -230,19 +235,20 @@ pub(crate) struct NodeOptions {
     /// Listen on an address that others than this machine reach, although data is not encrypted
     #[arg(long)]
     allow_plain_network: bool,
-    /// The device of a new node writes each aligned 4 KiB whole or not at all, also when the power fails, although it does
-    /// not report that: overwrites of 4 KiB then go in place, and the log has only their headers
+    /// The device of a new node writes each aligned 4 KiB whole or not at all, also when the power fails,
+    /// although it does not report that: overwrites of 4 KiB then go in place, and the log has only their
+    /// headers
     #[arg(long)]
     atomic_blocks: bool,
-    /// What reads of a new node do of an object of which the log has entries: lay their bytes over the device's, or have
-    /// them written in place and wait for that, as in the paper
+    /// What reads of a new node do of an object of which the log has entries: lay their bytes over the
+    /// device's, or have them written in place and wait for that, as in the paper
     #[arg(long, value_enum, default_value_t = ReadPolicy::Overlay)]
     read_policy: ReadPolicy,
     /// Most memory that a new node uses for checksums; 1 MiB has those of 1 GiB of data
     #[arg(long, value_name = "SIZE", default_value = "64m", value_parser = parse_size)]
     checksum_cache: u64,
-    /// Entries of a replica of a new node beyond which they are written in place, at most 1024: few make the log short,
-    /// many join writes of the same blocks
+    /// Entries of a replica of a new node beyond which they are written in place, at most 1024: few make the
+    /// log short, many join writes of the same blocks
     #[arg(long, value_name = "ENTRIES", default_value_t = StoreTuning::default().flush_entries,
         value_parser = clap::value_parser!(u32).range(0..=StoreTuning::FLUSH_ENTRIES_MAX as i64))]
     flush_entries: u32,
@@ -454,7 +460,8 @@ fn warn_of_memory(nodes: &[u32]) {
     }
 }
 
-/// Sends this process SIGCHLD when the map or the directory has changed: a node may have been added, or is to start.
+/// Sends this process SIGCHLD when the map or the directory has changed: a node may have been added, or is to
+/// start.
 fn watch_nodes(layout: &ClusterLayout) {
     let directory = layout.directory.clone();
     std::thread::spawn(move || {

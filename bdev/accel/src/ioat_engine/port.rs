@@ -39,8 +39,8 @@ pub struct DeviceOutcome {
     pub result: Result<(), DeviceFailure>,
 }
 
-/// A request in the ring. Of several operations the last one has it, since they complete in order. It fails if one
-/// of them has: they need not be in the ring together, so that a reset can be between them.
+/// A request in the ring. Of several operations the last one has it, since they complete in order. It fails
+/// if one of them has: they need not be in the ring together, so that a reset can be between them.
 struct Job {
     user: PortUser,
     bytes: u64,

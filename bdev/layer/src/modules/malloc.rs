@@ -76,8 +76,8 @@ struct MallocChannel {
     zeroing: ZeroingQueue,
 }
 
-/// Creates and registers a zeroed malloc device. Its memory is allocated by the first write of each page, and counts as
-/// used at once ([`Registry::limit_memory`]).
+/// Creates and registers a zeroed malloc device. Its memory is allocated by the first write of each page, and
+/// counts as used at once ([`Registry::limit_memory`]).
 pub fn create(registry: &Registry, config: MallocConfig) -> Result<Arc<BlockDevice>, BdevError> {
     let mut geometry = super::geometry(config.num_blocks, config.block_size, &config.metadata)?;
     if config.physical_block_size != 0 {

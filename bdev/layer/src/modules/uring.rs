@@ -3,11 +3,12 @@
 //! it.
 //!
 //! It uses direct I/O where the file allows it, and reports the reason where not. A write is durable with FUA
-//! (`RWF_DSYNC`) or after a flush (`fdatasync`): durability class `disk`, or `memory` where [`medium`] finds that. Unmap
-//! punches holes, so that a sparse file stays sparse. [`plan`] maps requests to file operations.
+//! (`RWF_DSYNC`) or after a flush (`fdatasync`): durability class `disk`, or `memory` where [`medium`] finds
+//! that. Unmap punches holes, so that a sparse file stays sparse. [`plan`] maps requests to file operations.
 //!
-//! With [`UringConfig::polling`] each channel has an io_uring of its own for reads and writes, and for an NVMe generic
-//! device (`/dev/ngXnY`) it passes NVMe commands through to the driver, past the kernel's block layer.
+//! With [`UringConfig::polling`] each channel has an io_uring of its own for reads and writes, and for an
+//! NVMe generic device (`/dev/ngXnY`) it passes NVMe commands through to the driver, past the kernel's block
+//! layer.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -164,13 +165,14 @@ struct UringShared {
     no_punch: AtomicBool,
     /// The file does not support `FALLOC_FL_ZERO_RANGE`.
     no_zero: AtomicBool,
-    /// A flush through the page cache failed. The kernel then drops the dirty pages, so that a later flush may
-    /// succeed without them: every later flush must fail.
+    /// A flush through the page cache failed. The kernel then drops the dirty pages, so that a later flush
+    /// may succeed without them: every later flush must fail.
     flush_failed: AtomicBool,
     direct: bool,
     /// A file, which can have holes, and not a block device.
     has_holes: bool,
-    /// Most blocks of a request with `RequestFlags::ATOMIC`, of which the kernel writes all or none; 0 without this promise.
+    /// Most blocks of a request with `RequestFlags::ATOMIC`, of which the kernel writes all or none; 0
+    /// without this promise.
     atomic_blocks_max: u32,
     worker: FileWorker,
 }
@@ -363,12 +365,14 @@ impl Bdev for UringBdev {
             Op::Unmap => self.config.fallocates() && self.passthrough.is_none(),
             Op::WriteZeroes => !self.config.readonly && self.passthrough.is_none(),
             Op::SeekData | Op::SeekHole => self.shared.has_holes,
-            // A reset of a file only drains its I/O, which the layer does, and files have no uncorrectable blocks.
+            // A reset of a file only drains its I/O, which the layer does, and files have no uncorrectable
+            // blocks.
             _ => false,
         }
     }
 
-    /// A request is one file operation. Direct I/O needs aligned slices of whole sectors; the page cache takes any.
+    /// A request is one file operation. Direct I/O needs aligned slices of whole sectors; the page cache
+    /// takes any.
     fn io_limits(&self) -> IoLimits {
         if let Some(device) = &self.passthrough {
             // The kernel does not split a command, and maps it as PRPs.

@@ -1,5 +1,5 @@
-//! In-band authentication: the exchange on a queue whose Connect has succeeded, before any other command (Base
-//! 2.0, section 8.13).
+//! In-band authentication: the exchange on a queue whose Connect has succeeded, before any other command
+//! (Base 2.0, section 8.13).
 
 use nvme_auth::{AuthParties, HostAction, HostAuth, Nonces, SystemNonces};
 use wire_nvme::Sqe;
@@ -19,8 +19,8 @@ pub(super) trait AuthQueue {
     async fn receive(&mut self, sqe: Sqe, bytes: usize) -> Result<Vec<u8>, NvmeOpenError>;
 }
 
-/// Authenticates the host on a queue if the controller demands it, or if the host wants the controller to prove its
-/// identity.
+/// Authenticates the host on a queue if the controller demands it, or if the host wants the controller to
+/// prove its identity.
 ///
 /// # Errors
 /// The host has no keys, or one of the ends does not accept the other.

@@ -7,11 +7,12 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use crate::sigbus::SigbusGuard;
 
-/// The mapping of a [`SharedRegion`](crate::SharedRegion): it stays until the region and every other reference to it are dropped.
+/// The mapping of a [`SharedRegion`](crate::SharedRegion): it stays until the region and every other
+/// reference to it are dropped.
 ///
-/// A device that has the region mapped leaves what undoes that with [`keep`](Self::keep); it is dropped before the
-/// memory is unmapped, because the address may be other memory afterwards. Since a device unpins page by page, both
-/// happen on a thread of their own then.
+/// A device that has the region mapped leaves what undoes that with [`keep`](Self::keep); it is dropped
+/// before the memory is unmapped, because the address may be other memory afterwards. Since a device unpins
+/// page by page, both happen on a thread of their own then.
 pub struct RegionMapping {
     start: NonNull<u8>,
     bytes: usize,
@@ -76,7 +77,8 @@ impl RegionMapping {
         self.writable
     }
 
-    /// The file that it maps from offset 0, for devices in other processes; `None` for memory of this process.
+    /// The file that it maps from offset 0, for devices in other processes; `None` for memory of this
+    /// process.
     pub fn file(&self) -> Option<&Arc<OwnedFd>> {
         self.file.get()
     }
@@ -87,7 +89,8 @@ impl RegionMapping {
     }
 }
 
-/// What is released with a mapping, in this order. Dropped by a thread that could not be started, it is the same.
+/// What is released with a mapping, in this order. Dropped by a thread that could not be started, it is the
+/// same.
 struct Release {
     devices: Vec<Box<dyn Send>>,
     memory: OwnedPages,
@@ -123,8 +126,8 @@ impl Drop for OwnedPages {
     fn drop(&mut self) {
         // Unregister first: the kernel may reuse the addresses as soon as they are unmapped.
         self.guard = None;
-        // SAFETY: exactly the mapping that was made for the region; no reference into it exists, and buffers of it keep
-        // the region alive.
+        // SAFETY: exactly the mapping that was made for the region; no reference into it exists, and buffers
+        // of it keep the region alive.
         let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.bytes) };
     }
 }

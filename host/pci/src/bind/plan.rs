@@ -119,8 +119,8 @@ impl fmt::Display for BindStep {
     }
 }
 
-/// The steps from one binding to another. The first sets `driver_override`, so that no other driver can bind the
-/// function in between.
+/// The steps from one binding to another. The first sets `driver_override`, so that no other driver can bind
+/// the function in between.
 pub fn steps(from: &Binding, to: &Binding) -> Vec<BindStep> {
     let mut steps = Vec::new();
     if from.driver_override != to.driver_override {
@@ -275,8 +275,8 @@ fn driver_reasons(snapshot: &BindSnapshot, candidate: &Candidate, driver: BindDr
     reasons
 }
 
-/// VFIO requires that no function of an IOMMU group is bound to a kernel driver. Repeats, because a refusal can make
-/// the group of another change unusable.
+/// VFIO requires that no function of an IOMMU group is bound to a kernel driver. Repeats, because a refusal
+/// can make the group of another change unusable.
 fn refuse_shared_groups(snapshot: &BindSnapshot, request: &BindRequest, plan: &mut BindPlan) {
     loop {
         let stays_bound = |(member, driver): &&(PciAddress, Option<String>)| {

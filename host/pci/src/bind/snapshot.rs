@@ -213,7 +213,8 @@ fn link_name(machine: &dyn HostSystem, address: PciAddress, link: &str) -> Optio
     path.rsplit('/').next().map(str::to_string)
 }
 
-/// The channels of a DMA engine that have users in the kernel: network, RAID, or a driver that has one for itself.
+/// The channels of a DMA engine that have users in the kernel: network, RAID, or a driver that has one for
+/// itself.
 fn dma_users(machine: &dyn HostSystem, address: PciAddress) -> impl Iterator<Item = RefusalReason> {
     let directory = format!("sys/bus/pci/devices/{address}/dma");
     let channels = machine.list(&directory).unwrap_or_default().into_iter();

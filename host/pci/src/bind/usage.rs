@@ -79,7 +79,8 @@ pub enum RefusalReason {
         /// Number of its users.
         users: u32,
     },
-    /// The function is neither an NVMe controller nor an I/OAT DMA engine; or the latter, for the kernel's `nvme`.
+    /// The function is neither an NVMe controller nor an I/OAT DMA engine; or the latter, for the kernel's
+    /// `nvme`.
     NotNvme {
         /// Its class code.
         class: u32,
@@ -275,8 +276,8 @@ impl BlockDeviceUsage {
         }
     }
 
-    /// Devices that boot needs even if they are not mounted now: `root=` and `resume=` of the command line, and the
-    /// boot mount points in `/etc/fstab`.
+    /// Devices that boot needs even if they are not mounted now: `root=` and `resume=` of the command line,
+    /// and the boot mount points in `/etc/fstab`.
     fn read_boot(&mut self, machine: &dyn HostSystem, blocks: &BlockDevices) {
         let line = machine.read("proc/cmdline").unwrap_or_default();
         for word in line.split_ascii_whitespace() {
@@ -327,9 +328,9 @@ impl BlockDeviceUsage {
     }
 }
 
-/// What uses a block device or depends on it: mounts, swap, other block devices, and the boot of the system. `number` is
-/// `MAJOR:MINOR` of the device. The kernel may know of users that this does not find: it refuses to open the device with
-/// `O_EXCL` then.
+/// What uses a block device or depends on it: mounts, swap, other block devices, and the boot of the system.
+/// `number` is `MAJOR:MINOR` of the device. The kernel may know of users that this does not find: it refuses
+/// to open the device with `O_EXCL` then.
 pub fn users_of_block_device(machine: &dyn HostSystem, number: &str) -> Vec<RefusalReason> {
     let blocks = BlockDevices::read(machine);
     let Some(name) = blocks.by_number(number).map(str::to_string) else { return Vec::new() };

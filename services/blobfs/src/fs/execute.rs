@@ -374,7 +374,8 @@ impl BlobFs {
         Ok(())
     }
 
-    /// Writes data at the end of a file, whose size is a multiple of a block and of which nothing is in memory.
+    /// Writes data at the end of a file, whose size is a multiple of a block and of which nothing is in
+    /// memory.
     fn write_end(
         &mut self,
         id: u64,

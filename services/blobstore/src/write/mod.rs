@@ -315,8 +315,8 @@ impl OpenBlobStore {
         self.clusters.free()
     }
 
-    /// Sets the limit of [`StoreEvent::LowSpace`], in clusters; 0, the default, for none. The event follows at
-    /// once if there are fewer free clusters now.
+    /// Sets the limit of [`StoreEvent::LowSpace`], in clusters; 0, the default, for none. The event follows
+    /// at once if there are fewer free clusters now.
     pub fn set_low_space(&mut self, clusters: u32) {
         self.low_space = clusters;
         self.is_low = false;
@@ -381,7 +381,8 @@ impl OpenBlobStore {
             }
             return;
         }
-        // A quarter above the limit, so that a store about there does not repeat itself; all if there are fewer.
+        // A quarter above the limit, so that a store about there does not repeat itself; all if there are
+        // fewer.
         let enough = self.low_space.saturating_add((self.low_space / 4).max(1));
         self.is_low &= free < enough.min(self.published.data_clusters());
     }

@@ -124,8 +124,8 @@ control::parameters! {
     }
 }
 
-/// A bdev that is to be an external snapshot in a store: as it is named there, its clusters and bytes, and the open
-/// device, which stays open until volumes have opened it.
+/// A bdev that is to be an external snapshot in a store: as it is named there, its clusters and bytes, and
+/// the open device, which stays open until volumes have opened it.
 struct External {
     name: Vec<u8>,
     clusters: u32,

@@ -96,8 +96,8 @@ control::parameters! {
         /// Bytes of a metadata page, a power of two from 4096 to 65536; 0 is the larger of 4096 and the
         /// bdev's physical block
         md_page_size: u32 ["bytes"] = 0,
-        /// Ringbolt's own: percent of all clusters, 0 to 100; with fewer free ones the log has a warning. 0 for
-        /// none. It is stored in the store
+        /// Ringbolt's own: percent of all clusters, 0 to 100; with fewer free ones the log has a warning. 0
+        /// for none. It is stored in the store
         low_space_percent: u32 = LOW_SPACE_PERCENT,
         /// Ringbolt's own: fail if there is a byte other than zero in the first 64 KiB of the bdev, where
         /// partition tables, file systems and stores begin

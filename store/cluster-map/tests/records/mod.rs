@@ -20,8 +20,8 @@ pub(crate) fn node(number: u128) -> NodeRecord {
     NodeRecord { uuid: Uuid::from_u128(number), addresses, domain: "rack".to_string(), out: false }
 }
 
-/// Three users of a map, each as another process would, propose records of one group until its epoch is `end` at least.
-/// Returns how many proposals were accepted for each epoch after the first.
+/// Three users of a map, each as another process would, propose records of one group until its epoch is `end`
+/// at least. Returns how many proposals were accepted for each epoch after the first.
 pub(crate) fn race<M: ClusterMap>(open: impl Fn() -> M + Sync, end: u32) -> BTreeMap<u32, u32> {
     let id = GroupId(1);
     open().propose_group(id, &record(1, 1, &[1, 2, 3])).unwrap();

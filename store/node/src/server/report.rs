@@ -1,4 +1,5 @@
-//! What a node reports of itself: the result of `store_node_get_status`, which other machines get over the network.
+//! What a node reports of itself: the result of `store_node_get_status`, which other machines get over the
+//! network.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -31,7 +32,8 @@ pub(super) struct NodeReport {
     pub(super) grace_ns: u64,
     /// Groups that it has no replica of although the map says so.
     pub(super) refused: Arc<Mutex<BTreeMap<u32, Refusal>>>,
-    /// Groups whose primary it has, and that have too few replicas because no other node has room for what they use.
+    /// Groups whose primary it has, and that have too few replicas because no other node has room for what
+    /// they use.
     pub(super) without_room: Arc<Mutex<BTreeMap<u32, NoRoom>>>,
     /// The nodes, as the map had them when it was read last.
     pub(super) addresses: Arc<Mutex<BTreeMap<ReplicaId, StreamAddress>>>,
@@ -80,8 +82,8 @@ impl NodeReport {
     }
 }
 
-/// Starts the thread that makes reports for other machines: the core of the connections does not wait for the other cores. It
-/// ends with the connections.
+/// Starts the thread that makes reports for other machines: the core of the connections does not wait for the
+/// other cores. It ends with the connections.
 pub(super) fn start_reporter(report: &Arc<NodeReport>, hub: MailboxSender<HubInput>) {
     let (sender, requests): (SyncSender<()>, Receiver<()>) = sync_channel(1);
     let (report, answers) = (Arc::downgrade(report), hub.clone());

@@ -120,7 +120,8 @@ async fn flush(shard: &RefCell<Shard>, device: &StoreDevice) -> Result<(), Store
     Ok(())
 }
 
-/// Applies entries to the metadata, until one finds no room; returns the blocks to write, and the number of entries.
+/// Applies entries to the metadata, until one finds no room; returns the blocks to write, and the number of
+/// entries.
 pub(super) fn apply<'a>(
     shard: &mut Shard,
     entries: impl Iterator<Item = (&'a EntryHeader, &'a EntryData)>,
@@ -164,8 +165,8 @@ pub(super) async fn checkpoint(shard: &RefCell<Shard>, disks: &StoreDisks) -> Re
     end_checkpoint(shard, readers).await
 }
 
-/// Makes what is in place durable with its metadata. Returns a replica's record of it, and what reads hold that were
-/// planned before.
+/// Makes what is in place durable with its metadata. Returns a replica's record of it, and what reads hold
+/// that were planned before.
 pub(super) async fn begin_checkpoint(
     shard: &RefCell<Shard>,
     device: &StoreDevice,

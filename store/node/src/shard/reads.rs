@@ -144,7 +144,8 @@ impl Shard {
             }
             at += length;
         }
-        // A block that is being written in place may be torn; one that is new there has another object's bytes.
+        // A block that is being written in place may be torn; one that is new there has another object's
+        // bytes.
         let is_busy = |block| self.busy_blocks.contains(&block);
         let mut needed = read.runs.iter().flat_map(|run| run.block..run.block + u64::from(run.blocks));
         if !self.busy_blocks.is_empty() && needed.any(is_busy) {
@@ -215,7 +216,8 @@ impl Shard {
         buffer: Buffer,
         damaged: Option<u64>,
     ) {
-        // What was overwritten since may be there, with a checksum that the block does not have yet or had before.
+        // What was overwritten since may be there, with a checksum that the block does not have yet or had
+        // before.
         let is_uncertain = self.is_uncertain(std::slice::from_ref(&run));
         if is_uncertain || (damaged.is_some() && read.overwritten != self.placed.written) {
             if read.result.is_none() {

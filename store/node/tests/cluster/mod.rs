@@ -1,5 +1,5 @@
-//! Nodes with replicas, each a core in virtual time; messages take time and get lost; the map is in memory. Clients write,
-//! zero and read sectors, never the same at once, and repeat a request until it is answered.
+//! Nodes with replicas, each a core in virtual time; messages take time and get lost; the map is in memory.
+//! Clients write, zero and read sectors, never the same at once, and repeat a request until it is answered.
 #![allow(dead_code)]
 
 use std::cell::RefCell;
@@ -669,7 +669,8 @@ impl Cluster {
                 primary: ReplicaId(alone as u32),
                 in_sync: vec![ReplicaId(alone as u32)],
             };
-            // The replica proposes this after its lease; with two in sync at least it would serve nothing then.
+            // The replica proposes this after its lease; with two in sync at least it would serve nothing
+            // then.
             let mut network = self.network.lock().unwrap();
             for config_of in network.map.values_mut() {
                 *config_of = Arc::new(config(config_of.epoch + 1));

@@ -168,8 +168,8 @@ impl<N: ServerNetwork> NvmfTarget<N> {
         close_ports(&state, &unused)
     }
 
-    /// Closes the listeners of all transports and disconnects the hosts, each after its commands in flight have
-    /// completed. Each address is free when this returns.
+    /// Closes the listeners of all transports and disconnects the hosts, each after its commands in flight
+    /// have completed. Each address is free when this returns.
     ///
     /// # Errors
     /// The target is stopping; or the first transport that has connections left.

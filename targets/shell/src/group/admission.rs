@@ -106,7 +106,8 @@ impl<P: Protocol, S> GroupShared<P, S> {
 }
 
 impl<P: Protocol, N: Listen> ConnectionGroup<P, N> {
-    /// Assigns an accepted connection to the group with the fewest connections, of those that the protocol allows.
+    /// Assigns an accepted connection to the group with the fewest connections, of those that the protocol
+    /// allows.
     pub(super) fn assign_connection(
         &mut self,
         listener: ListenerId,

@@ -53,8 +53,8 @@ impl<P: Protocol, N: Listen> ConnectionGroup<P, N> {
         }
     }
 
-    /// Closes a connection. The protocol's part stays until outstanding device requests complete, so that a late write
-    /// cannot overwrite a newer one.
+    /// Closes a connection. The protocol's part stays until outstanding device requests complete, so that a
+    /// late write cannot overwrite a newer one.
     pub(super) fn close(&mut self, slot: Slot, reason: CloseReason<P::Error>, now_ns: u64) {
         let Some(entry) = self.connections.slab.get_mut(slot) else { return };
         if entry.closed {

@@ -156,8 +156,8 @@ fn users_of(cluster: &Cluster, pool: &str, image: &ImageEntry) -> Result<Vec<Str
     Ok(users)
 }
 
-/// Whether one that has an image attached has said lately that it lives. One that ended without detaching it stays on
-/// the list until another one attaches the image.
+/// Whether one that has an image attached has said lately that it lives. One that ended without detaching it
+/// stays on the list until another one attaches the image.
 fn lives(cluster: &Cluster, holder: &ImageHolder) -> Result<bool, CommandError> {
     Ok(cluster.map().holder_age(holder.lease).map_err(failed)?.is_some())
 }

@@ -206,8 +206,8 @@ impl ClusterLayout {
         self.directory.join(format!("node{node}"))
     }
 
-    /// The file that says that an operator stopped a node: `store up` does not start it. It is beside the node's directory, so
-    /// that one watch sees it come and go.
+    /// The file that says that an operator stopped a node: `store up` does not start it. It is beside the
+    /// node's directory, so that one watch sees it come and go.
     fn stop_mark(&self, node: u32) -> PathBuf {
         self.directory.join(format!("node{node}.stopped"))
     }
@@ -258,7 +258,8 @@ impl ClusterLayout {
         Ok(nodes.filter(|node| self.nodes.contains(node)).collect())
     }
 
-    /// Refuses a lease or a grace that is given and is not what the cluster has. Without them the map is not asked.
+    /// Refuses a lease or a grace that is given and is not what the cluster has. Without them the map is not
+    /// asked.
     pub(super) fn check_settings(&self, new: &NewCluster) -> Result<(), CommandError> {
         if new.lease.is_none() && new.grace.is_none() {
             return Ok(());
@@ -669,7 +670,8 @@ fn format(
     Ok(class_of(durability))
 }
 
-/// Adds an empty node to a cluster, or puts an empty one in the place of one that is lost. Returns its number.
+/// Adds an empty node to a cluster, or puts an empty one in the place of one that is lost. Returns its
+/// number.
 pub(super) fn add_node(
     layout: &ClusterLayout,
     replace: Option<u32>,

@@ -70,7 +70,8 @@ pub(in crate::shard) async fn settle(shard: &RefCell<Shard>, disks: &StoreDisks)
     Ok(())
 }
 
-/// Removes all objects and entries. The record comes first: from then on a crash leaves a replica that is not complete.
+/// Removes all objects and entries. The record comes first: from then on a crash leaves a replica that is not
+/// complete.
 pub(in crate::shard) async fn reset(shard: &RefCell<Shard>, disks: &StoreDisks) -> Result<(), StoreError> {
     let (session, base, record) = {
         let mut shard = shard.borrow_mut();
