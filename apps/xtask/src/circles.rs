@@ -15,7 +15,7 @@ use crate::metadata::CargoMetadata;
 const KNOWN: &[(&str, usize)] = &[
     ("apps/ringbolt", 19),
     ("apps/xtask", 27),
-    ("bdev/accel", 4),
+    ("bdev/accel", 3),
     ("bdev/layer", 27),
     ("bdev/nvme", 6),
     ("bdev/raid", 10),

@@ -13,14 +13,16 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod access;
 mod address;
 mod channel;
 mod device;
 mod function;
 mod request;
 
+pub use access::IoatOpenError;
 pub use address::{InvalidIoatAddress, IoatAddress};
 pub use channel::{IoatChannel, RING_ENTRIES_MAX};
 pub use device::IoatDevice;
-pub use function::{FunctionDevice, IoatFunction, IoatMemoryError, IoatOpenError};
+pub use function::{FunctionDevice, IoatFunction, IoatMemoryError};
 pub use request::{IoatCompletion, IoatError, IoatFailure, IoatOp, IoatRequest};

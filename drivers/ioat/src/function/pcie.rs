@@ -6,8 +6,8 @@ use dma::{ChunkMemory, Dma, DmaError, RegionMapping, SharedRegion};
 use pci::{PciAddress, PciFunction, Sysfs};
 use wire_ioat::registers;
 
-use super::{FunctionAccess, IoatOpenError};
 use crate::IoatAddress;
+use crate::access::{FunctionAccess, IoatOpenError};
 
 pub(super) struct PciAccess {
     function: Arc<PciFunction>,

@@ -10,8 +10,8 @@ use ::vfio_user::{BAR0, ClientConfig, ClientError, VfioUserClient};
 use dma::{ChunkMemory, Dma, DmaError, RegionMapping};
 use wire_ioat::registers;
 
-use super::{FunctionAccess, IoatOpenError};
 use crate::IoatAddress;
+use crate::access::{FunctionAccess, IoatOpenError};
 
 /// Time that the server may take for accesses to registers, which block the core, all together (see
 /// [`ClientConfig`]). One that hangs costs the core this once.
