@@ -92,18 +92,18 @@ mod tests {
     fn devices_share_the_memory_and_return_it() {
         let budget = MemoryBudget::default();
         budget.set_limit(3 << 20);
-        let first = budget.allocate("A", 1 << 20).unwrap();
-        let second = budget.allocate("B", 2 << 20).unwrap();
+        let first = budget.allocate("A", 1 << 20, false).unwrap();
+        let second = budget.allocate("B", 2 << 20, false).unwrap();
         assert_eq!(left(&budget, 1), Some(0));
         drop(first);
         assert_eq!(left(&budget, (1 << 20) + 1), Some(1 << 20));
         // What cannot be mapped is not reserved either: a region has at least one byte.
-        assert!(matches!(budget.allocate("C", 0), Err(BdevError::Memory(RegionError::Size(0)))));
+        assert!(matches!(budget.allocate("C", 0, false), Err(BdevError::Memory(RegionError::Size(0)))));
         drop(second);
         assert_eq!(left(&budget, 3 << 20), None);
         assert_eq!(left(&budget, u64::MAX), Some(3 << 20));
         // A limit below what is reserved rejects what is new.
-        let third = budget.allocate("D", 2 << 20).unwrap();
+        let third = budget.allocate("D", 2 << 20, false).unwrap();
         budget.set_limit(1 << 20);
         assert_eq!(left(&budget, 1), Some(0));
         assert_eq!(third.len(), 2 << 20);
