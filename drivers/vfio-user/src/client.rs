@@ -34,12 +34,14 @@ pub struct ClientConfig {
     /// Time that the server may take for replies, including those of a reset, to one request or to several that follow
     /// each other: what they take is added up, less a tenth of the time that passes.
     pub timeout: Duration,
+    /// Replies that take no longer cost nothing of `timeout`: for devices whose doorbells are messages.
+    pub prompt: Duration,
 }
 
 impl Default for ClientConfig {
     fn default() -> Self {
         // A reset waits for the I/O in flight.
-        ClientConfig { timeout: Duration::from_secs(10) }
+        ClientConfig { timeout: Duration::from_secs(10), prompt: Duration::ZERO }
     }
 }
 
@@ -91,7 +93,7 @@ impl VfioUserClient {
     pub fn connect(path: &Path, config: &ClientConfig) -> Result<VfioUserClient, ClientError> {
         let socket = if path.is_dir() { path.join(SOCKET) } else { path.to_owned() };
         let stream = open(&socket).map_err(|error| ClientError::Connect(socket, error))?;
-        let mut connection = ClientConnection::new(stream, config.timeout)?;
+        let mut connection = ClientConnection::new(stream, config)?;
         let capabilities = negotiate(&mut connection)?;
         let info = DeviceInfo { argsz: DeviceInfo::SIZE as u32, ..DeviceInfo::default() };
         let command = VfioUserCommand::DeviceGetInfo;
@@ -135,6 +137,12 @@ impl VfioUserClient {
     /// Whether the connection is still open. Costs a system call.
     pub fn is_present(&self) -> bool {
         self.connection().is_open()
+    }
+
+    /// Whether the server has closed the connection: one that does not answer has not, and may still use what is mapped
+    /// for it. Costs a system call.
+    pub fn has_ended(&self) -> bool {
+        self.connection().is_closed()
     }
 
     /// Reads from a region by message.

@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use sockets::{ReceivedDescriptors, Wait};
 use wire_vfio_user::{Header, MessageType, VfioUserCommand};
 
-use crate::ClientError;
+use crate::{ClientConfig, ClientError};
 
 /// Most descriptors in a request or reply.
 pub(crate) const DESCRIPTORS_MAX: usize = 16;
@@ -28,6 +28,8 @@ const BUDGET_REFILL: u32 = 10;
 pub(crate) struct ClientConnection {
     stream: UnixStream,
     timeout: Duration,
+    /// What a reply may take for nothing.
+    prompt: Duration,
     /// Time that replies may take from `refilled` on.
     budget: Duration,
     refilled: Instant,
@@ -42,19 +44,25 @@ pub(crate) struct ClientReply {
 }
 
 impl ClientConnection {
-    pub(crate) fn new(stream: UnixStream, timeout: Duration) -> Result<ClientConnection, ClientError> {
+    pub(crate) fn new(stream: UnixStream, config: &ClientConfig) -> Result<ClientConnection, ClientError> {
         let refilled = Instant::now();
-        Ok(ClientConnection { stream, timeout, budget: timeout, refilled, next_id: 1, broken: false })
+        let ClientConfig { timeout, prompt } = *config;
+        Ok(ClientConnection { stream, timeout, prompt, budget: timeout, refilled, next_id: 1, broken: false })
     }
 
     /// Whether the connection is usable and the server has not closed it.
     pub(crate) fn is_open(&self) -> bool {
+        !self.broken && !self.is_closed()
+    }
+
+    /// Whether the server has closed the connection.
+    pub(crate) fn is_closed(&self) -> bool {
         let mut fds = [rustix::event::PollFd::new(&self.stream, rustix::event::PollFlags::RDHUP)];
         let none = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
         let polled = rustix::event::poll(&mut fds, Some(&none));
         let closed =
             rustix::event::PollFlags::RDHUP | rustix::event::PollFlags::HUP | rustix::event::PollFlags::ERR;
-        !self.broken && polled.is_ok() && !fds[0].revents().intersects(closed)
+        polled.is_err() || fds[0].revents().intersects(closed)
     }
 
     /// Sends a request and waits for its reply.
@@ -100,7 +108,7 @@ impl ClientConnection {
             }
         };
         self.broken = false;
-        self.budget = self.budget.saturating_sub(begun.elapsed());
+        self.budget = self.budget.saturating_sub(begun.elapsed().saturating_sub(self.prompt));
         if reply.failed {
             let errno = i32::try_from(reply.errno).ok().filter(|errno| *errno > 0);
             return Err(ClientError::Refused(command, errno.unwrap_or(Errno::IO.raw_os_error())));

@@ -81,7 +81,7 @@ fn accept_client(stream: &mut UnixStream) {
 }
 
 fn short_timeout() -> ClientConfig {
-    ClientConfig { timeout: Duration::from_millis(300) }
+    ClientConfig { timeout: Duration::from_millis(300), ..ClientConfig::default() }
 }
 
 #[test]
@@ -147,7 +147,7 @@ fn timeout_invalidates_the_connection() {
 
 #[test]
 fn a_server_that_answers_each_request_late_uses_up_its_time() {
-    let server = serve("late", |stream| {
+    let late = |stream: &mut _| {
         accept_client(stream);
         while let Some((header, payload)) = request(stream) {
             // Each reply is in time, if only one counts.
@@ -157,7 +157,12 @@ fn a_server_that_answers_each_request_late_uses_up_its_time() {
             // The last one comes after the client has closed the connection.
             let _ = stream.write_all(&[&header.reply(reply.len()).to_bytes()[..], &reply].concat());
         }
-    });
+    };
+    let server = serve("prompt", late);
+    let prompt = ClientConfig { prompt: Duration::from_secs(1), ..short_timeout() };
+    let client = VfioUserClient::connect(&server.path, &prompt).unwrap();
+    assert!((0..5).all(|_| client.read_u32(BAR0, 0).is_ok()), "each is prompt");
+    let server = serve("late", late);
     let client = VfioUserClient::connect(&server.path, &short_timeout()).unwrap();
     let results: Vec<_> = (0..5).map(|_| client.read_u32(BAR0, 0)).collect();
     let late = results.iter().position(Result::is_err).expect("five replies take 500 ms of 300");

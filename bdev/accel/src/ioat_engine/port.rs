@@ -248,7 +248,11 @@ fn stop(channel: IoatChannel<FunctionDevice, Option<Job>>) -> (IoatAddress, Vec<
     let failure = match device.disable_dma() {
         Ok(()) => DeviceFailure::Stopped,
         Err(error) => {
-            log::error!(target: "ioat", "{address} cannot be stopped, and its requests fail: {error}");
+            log::error!(
+                target: "ioat",
+                "{address} cannot be stopped, and its requests fail: {error}; end it, and create malloc devices again \
+                 that it had requests of: until then it may write what it has begun"
+            );
             std::mem::forget(device);
             DeviceFailure::Running
         }

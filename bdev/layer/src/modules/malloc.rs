@@ -168,7 +168,7 @@ impl MallocChannel {
     fn poll_device(&mut self) {
         let mut outcomes = std::mem::take(&mut self.outcomes);
         self.copies.poll(&mut outcomes);
-        for DeviceOutcome { request, result } in outcomes.drain(..) {
+        for DeviceOutcome { mut request, result } in outcomes.drain(..) {
             let (_, bytes) = super::bytes_of(&request, self.block_size);
             let op = device_copies::operation(request.op).unwrap_or(AccelOp::Copy);
             match result {
@@ -179,6 +179,10 @@ impl MallocChannel {
                 Err(DeviceFailure::Stopped) => self.execute_on_cpu(request),
                 Err(DeviceFailure::Running) => {
                     self.accel.failed(op);
+                    if request.op == Op::Read {
+                        // The engine may still write to this memory: nothing else ever has it.
+                        std::mem::forget(std::mem::take(&mut request.payload));
+                    }
                     self.completed.push(request.complete(Status::INTERNAL_ERROR));
                 }
             }

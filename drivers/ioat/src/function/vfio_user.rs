@@ -17,6 +17,9 @@ use crate::access::{FunctionAccess, IoatOpenError};
 /// [`ClientConfig`]). One that hangs costs the core this once.
 const SERVER_TIMEOUT: Duration = Duration::from_secs(2);
 
+/// A doorbell is a message: while the server answers within this time, doorbells cost nothing of the time above.
+const PROMPT: Duration = Duration::from_millis(20);
+
 pub(super) struct SocketAccess(Arc<Client>);
 
 struct Client {
@@ -66,7 +69,7 @@ impl Client {
 
 impl SocketAccess {
     pub(super) fn open(address: &IoatAddress, path: &Path) -> Result<SocketAccess, IoatOpenError> {
-        let config = ClientConfig { timeout: SERVER_TIMEOUT };
+        let config = ClientConfig { timeout: SERVER_TIMEOUT, prompt: PROMPT };
         let client = VfioUserClient::connect(path, &config)
             .map_err(|error| IoatOpenError::VfioUser { address: address.clone(), error })?;
         let bytes = client.regions().get(BAR0 as usize).map_or(0, |region| region.size);
@@ -154,8 +157,8 @@ impl FunctionAccess for SocketAccess {
         let mut mapped = sync::lock(&self.0.mapped);
         for (address, bytes) in mapped.drain() {
             match self.0.client.dma_unmap(address, bytes) {
-                // A server that has ended writes nothing more.
-                Err(error) if self.0.client.is_present() => return Err(error.to_string()),
+                // A server that has ended writes nothing more; one that does not answer may.
+                Err(error) if !self.0.client.has_ended() => return Err(error.to_string()),
                 _ => {}
             }
         }

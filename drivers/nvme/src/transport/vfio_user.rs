@@ -44,7 +44,8 @@ pub(super) fn open(
     if buffer.chunk().is_none_or(|chunk| chunk.file.is_none()) {
         return Err(NvmeOpenError::MemoryNotShared(name));
     }
-    let config = ClientConfig { timeout: Duration::from_nanos(options.timeout_ns).min(MESSAGE_TIMEOUT_MAX) };
+    let timeout = Duration::from_nanos(options.timeout_ns).min(MESSAGE_TIMEOUT_MAX);
+    let config = ClientConfig { timeout, ..ClientConfig::default() };
     let client = VfioUserClient::connect(&uri.directory, &config)
         .map_err(|error| NvmeOpenError::Device(name.clone(), other(&error)))?;
     Ok(Box::new(VfioUserDevice { name, client, mapped: Mutex::default() }))

@@ -14,7 +14,7 @@ pub(super) const HELP: &str = "Examples:\n  \
     ringbolt model ioat /run/ioat0\n  \
     ringbolt model ioat /run/ioat0 /run/ioat1                 # two functions, for two cores\n  \
     ringbolt model ioat /run/ioat0 --fault halt-every=1000\n  \
-    ringbolt rpc ioat_scan_accel_module '{\"addresses\":[\"vfio-user:/run/ioat0\"]}'\n\n\
+    ringbolt rpc ioat_scan_accel_module addresses='[\"vfio-user:/run/ioat0\"]'\n\n\
     Faults: halt-every=N, partial-every=N (half of the data, then an error), stall-after=N (until a reset), \
     stop-after=N, backward-after=N (an older status), forge-after=N:WORD (0x…), no-suspend, no-reset. \
     N counts descriptors. The server of a device behind vfio-user needs buffers that it can map: \
