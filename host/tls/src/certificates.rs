@@ -79,7 +79,7 @@ impl Certificates {
         let context = Context::new(Side::Server).ok_or(CertificateError::Memory)?;
         // SAFETY: it clears this thread's list of errors.
         unsafe { openssl::ERR_clear_error() };
-        let chain = terminated(&files.certificate, "certificate")?;
+        let chain = file_name(&files.certificate, "certificate")?;
         // SAFETY: the context is valid, and the name terminated.
         let used = unsafe { openssl::SSL_CTX_use_certificate_chain_file(context.as_ptr(), chain.as_ptr()) };
         if used != 1 {
@@ -138,7 +138,7 @@ fn use_private_key(context: &Context, files: &CertificateFiles) -> Result<(), Ce
 /// Has each client prove that it has a certificate of these authorities.
 fn demand_certificates(context: &Context, authorities: &Path) -> Result<(), CertificateError> {
     const WHAT: &str = "certificate";
-    let name = terminated(authorities, WHAT)?;
+    let name = file_name(authorities, WHAT)?;
     // SAFETY: the context is valid, and the name terminated.
     let loaded =
         unsafe { openssl::SSL_CTX_load_verify_locations(context.as_ptr(), name.as_ptr(), ptr::null()) };
@@ -165,12 +165,14 @@ fn demand_certificates(context: &Context, authorities: &Path) -> Result<(), Cert
     if named == 1 { Ok(()) } else { Err(CertificateError::Memory) }
 }
 
-fn terminated(path: &Path, what: &'static str) -> Result<CString, CertificateError> {
-    CString::new(path.as_os_str().as_bytes()).map_err(|_| CertificateError::Unreadable {
-        path: path.to_path_buf(),
-        what,
-        reason: "the path has a NUL".into(),
-    })
+/// The name for OpenSSL, which opens what it is given: a FIFO would keep it waiting.
+fn file_name(path: &Path, what: &'static str) -> Result<CString, CertificateError> {
+    let unreadable = |reason: String| CertificateError::Unreadable { path: path.to_path_buf(), what, reason };
+    let metadata = std::fs::metadata(path).map_err(|error| unreadable(error.to_string()))?;
+    if !metadata.is_file() {
+        return Err(unreadable("it is not a file".into()));
+    }
+    CString::new(path.as_os_str().as_bytes()).map_err(|_| unreadable("its path has a NUL".into()))
 }
 
 /// With the text of the newest of this thread's errors, which it clears.

@@ -28,6 +28,8 @@ pub enum TlsFailure {
     TooLong,
     /// The peer requests new keys, and does not read what that makes.
     UnreadAnswers,
+    /// The peer sends records without data, such as KeyUpdate, without end.
+    NoData,
     /// The peer violated the protocol, or a record is not authentic; OpenSSL's number of the reason.
     Protocol(u32),
     /// Memory is short, or OpenSSL lacks what it needs.
@@ -76,6 +78,7 @@ impl fmt::Display for TlsFailure {
             },
             TlsFailure::TooLong => formatter.write_str("the handshake is too long"),
             TlsFailure::UnreadAnswers => formatter.write_str("the peer does not read answers to KeyUpdate"),
+            TlsFailure::NoData => formatter.write_str("the peer sends records without data"),
             TlsFailure::Protocol(reason) => {
                 write!(formatter, "a TLS record or message is not valid (OpenSSL's reason {reason})")
             }

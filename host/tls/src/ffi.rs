@@ -46,6 +46,8 @@ unsafe extern "C" {
     pub(crate) fn SSL_SESSION_set_protocol_version(session: *mut SSL_SESSION, version: c_int) -> c_int;
     pub(crate) fn SSL_set0_rbio(ssl: *mut SSL, bio: *mut openssl_sys::BIO);
     pub(crate) fn SSL_set0_wbio(ssl: *mut SSL, bio: *mut openssl_sys::BIO);
+    #[cfg(test)]
+    pub(crate) fn SSL_key_update(ssl: *mut SSL, kind: c_int) -> c_int;
     pub(crate) fn BIO_ctrl_pending(bio: *mut openssl_sys::BIO) -> usize;
 }
 

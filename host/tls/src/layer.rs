@@ -18,6 +18,9 @@ const SEND_BYTES: usize = 64 << 10;
 const OVERHEAD: usize = 1 << 10;
 /// Plaintext of a record (RFC 8446, section 5.1).
 const RECORD_BYTES: usize = 16 << 10;
+/// Bytes that a peer may send beyond twice its plaintext. KeyUpdate costs as much as a record of data: without
+/// this limit a peer with nothing but these would have a core for itself.
+const EXCESS_BYTES_MAX: usize = 256 << 10;
 
 thread_local! {
     /// Records on their way between a session and its stream, of one call: a thread has one such buffer each
@@ -47,6 +50,8 @@ pub struct TlsLayer {
     /// What has ended reading: reported when what was read before is.
     ended: Option<Ended>,
     failure: Option<TlsFailure>,
+    /// Bytes of records beyond twice their plaintext.
+    excess: usize,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -73,7 +78,7 @@ impl TlsLayer {
     }
 
     fn new(start: Start) -> TlsLayer {
-        TlsLayer { start, session: None, unsent: Vec::new(), ended: None, failure: None }
+        TlsLayer { start, session: None, unsent: Vec::new(), ended: None, failure: None, excess: 0 }
     }
 
     /// Whether the handshake is done.
@@ -101,7 +106,7 @@ impl TlsLayer {
         !self.unsent.is_empty()
     }
 
-    fn session(&mut self) -> Result<&mut TlsSession, TlsError> {
+    pub(crate) fn session(&mut self) -> Result<&mut TlsSession, TlsError> {
         if self.session.is_none() {
             self.session = Some(match &self.start {
                 Start::Client(psk) => TlsSession::client(psk.clone())?,
@@ -230,6 +235,10 @@ impl<S: ByteStream> TlsStream<'_, S> {
                     TransferResult::Closed => return Err(Ended::Closed),
                     TransferResult::Failed(kind) => return Err(Ended::Failed(kind)),
                 };
+                self.layer.excess += count;
+                if self.layer.excess > EXCESS_BYTES_MAX + RECEIVE_BYTES {
+                    return Err(Ended::Failed(self.layer.fail(TlsError(TlsFailure::NoData))));
+                }
                 let put = self.layer.session().and_then(|session| session.put_records(&records[..count]));
                 put.map(|()| Some(count == records.len()))
                     .map_err(|error| Ended::Failed(self.layer.fail(error)))
@@ -258,6 +267,7 @@ impl<S: ByteStream> TlsStream<'_, S> {
                     Ok(PlainRead::Bytes(count)) => {
                         at += count;
                         total += count;
+                        self.layer.excess = self.layer.excess.saturating_sub(2 * count);
                     }
                     Ok(PlainRead::Closed) => return self.ended(Ended::Closed, total),
                     Err(error) => {

@@ -1,5 +1,7 @@
 //! Pre-shared keys.
 
+use std::collections::HashMap;
+
 use secret::Secret;
 
 /// The hash function of a key, which decides the cipher suite (RFC 8446, section 4.2.11).
@@ -79,6 +81,12 @@ impl Psk {
 pub trait PskSource: Send + Sync + 'static {
     /// The key with this identity.
     fn find(&self, identity: &str) -> Option<Psk>;
+}
+
+impl PskSource for HashMap<String, Psk> {
+    fn find(&self, identity: &str) -> Option<Psk> {
+        self.get(identity).cloned()
+    }
 }
 
 impl PskSource for Vec<Psk> {

@@ -262,6 +262,16 @@ impl TlsSession {
         Ok(())
     }
 
+    /// Sends a KeyUpdate, which asks for none.
+    #[cfg(test)]
+    pub(crate) fn update_key(&mut self) {
+        // SAFETY: the session is valid; 0 is SSL_KEY_UPDATE_NOT_REQUESTED.
+        let updated = unsafe { ffi::SSL_key_update(self.ssl.as_ptr(), 0) };
+        // SAFETY: as above; it writes the message.
+        let written = unsafe { openssl::SSL_do_handshake(self.ssl.as_ptr()) };
+        assert_eq!((updated, written), (1, 1));
+    }
+
     /// What a call without success means.
     fn check(&mut self, result: c_int) -> Result<PlainRead, TlsError> {
         // SAFETY: the session is valid, and the call was this thread's last of OpenSSL.

@@ -183,25 +183,53 @@ impl End {
     }
 }
 
+/// Both ends of a connection, before their handshake.
+fn ends(seed: u64, faults: NetworkFaults) -> (End, End) {
+    let (mut one, mut two) = SimulatedNetwork::pair(seed, faults);
+    two.listen(&"10.0.0.1:1".parse().unwrap()).unwrap();
+    let stream = one.connect("10.0.0.1:1".parse::<StreamAddress>().unwrap());
+    let near = one.add(stream).unwrap();
+    let mut events = Vec::new();
+    two.poll(&mut events);
+    let Some(NetworkEvent::Incoming { stream, .. }) = events.pop() else { panic!("nothing was accepted") };
+    let far = two.add(stream).unwrap();
+    let key = psk("a host", 1, PskHash::Sha256);
+    let client = End { network: one, id: near, layer: TlsLayer::client(key.clone()), established: false };
+    let server = End { network: two, id: far, layer: TlsLayer::server(source(&[key])), established: false };
+    (client, server)
+}
+
+#[test]
+fn a_peer_with_nothing_but_new_keys_is_not_served() {
+    let (mut client, mut server) = ends(1, NetworkFaults::default());
+    let (mut none, mut got, mut scratch) = (&b""[..], Vec::new(), vec![0; 20_000]);
+    while !server.established {
+        client.turn(&mut none, &mut got, &mut scratch);
+        server.turn(&mut none, &mut got, &mut scratch);
+    }
+    for updates in 1..100 {
+        for _ in 0..500 {
+            client.layer.session().unwrap().update_key();
+        }
+        client.turn(&mut none, &mut got, &mut scratch);
+        server.network.poll(&mut Vec::new());
+        let stream = &mut server.network.stream(server.id);
+        let received = server.layer.stream(stream).receive(&mut [IoSliceMut::new(&mut scratch)]);
+        if let TransferResult::Failed(kind) = received {
+            assert_eq!((kind, server.layer.failure()), (TlsFailure::NoData.kind(), Some(TlsFailure::NoData)));
+            // 27 bytes each, and as many as one receive of the stream takes beyond the limit.
+            assert!((10..40).contains(&updates), "after {updates} times 500");
+            return;
+        }
+    }
+    panic!("it is served without end");
+}
+
 #[test]
 fn a_stream_arrives_whole_over_a_network_that_shortens_and_delays() {
     for seed in 0..20 {
         let faults = NetworkFaults { cut_per_mille: 500, stall_per_mille: 300, break_per_mille: 0 };
-        let (mut one, mut two) = SimulatedNetwork::pair(seed, faults);
-        two.listen(&"10.0.0.1:1".parse().unwrap()).unwrap();
-        let stream = one.connect("10.0.0.1:1".parse::<StreamAddress>().unwrap());
-        let near = one.add(stream).unwrap();
-        let mut events = Vec::new();
-        two.poll(&mut events);
-        let Some(NetworkEvent::Incoming { stream, .. }) = events.pop() else {
-            panic!("nothing was accepted")
-        };
-        let far = two.add(stream).unwrap();
-        let key = psk("a host", 1, PskHash::Sha256);
-        let mut client =
-            End { network: one, id: near, layer: TlsLayer::client(key.clone()), established: false };
-        let mut server =
-            End { network: two, id: far, layer: TlsLayer::server(source(&[key])), established: false };
+        let (mut client, mut server) = ends(seed, faults);
         let bytes: Vec<u8> = (0..300_000u32).map(|number| (number / 7) as u8).collect();
         let (mut up, mut down) = (&bytes[..], &bytes[..200_000]);
         let (mut got_up, mut got_down, mut scratch) = (Vec::new(), Vec::new(), vec![0; 20_000]);
@@ -287,7 +315,9 @@ fn files_that_are_no_certificate_with_its_key_are_refused_by_name() {
     };
     let text = read(&|files| files.private_key.clone_from(&other.private_key));
     assert!(text.contains("other-key.pem: it is not the private key of"), "{text}");
-    for bad in [&garbage, &absent] {
+    let fifo = folder.0.join("fifo.pem");
+    assert!(Command::new("mkfifo").args(["-m", "600"]).arg(&fifo).status().unwrap().success());
+    for bad in [&garbage, &absent, &fifo] {
         let name = bad.file_name().unwrap().to_string_lossy().into_owned();
         for text in [
             read(&|files| files.certificate.clone_from(bad)),

@@ -265,13 +265,19 @@ control::parameters! {
 impl SetTls {
     /// The files; `None` without any.
     fn files(self) -> Result<Option<TlsFiles>, RpcError> {
-        let SetTls { psk_file, certificate_file, private_key_file, client_ca_file } = self;
+        // A saved configuration may be applied in another folder.
+        let absolute = |path: Option<String>| {
+            let path = path.map(std::path::absolute).transpose();
+            path.map_err(|error| RpcError::invalid_params(format!("the path of a file: {error}")))
+        };
+        let psk_file = absolute(self.psk_file)?;
+        let certificate_file = absolute(self.certificate_file)?;
+        let private_key_file = absolute(self.private_key_file)?;
+        let client_ca_file = absolute(self.client_ca_file)?;
         let certificate = match (certificate_file, private_key_file) {
-            (Some(certificate), Some(private_key)) => Some(CertificateFiles {
-                certificate: certificate.into(),
-                private_key: private_key.into(),
-                client_ca: client_ca_file.map(Into::into),
-            }),
+            (Some(certificate), Some(private_key)) => {
+                Some(CertificateFiles { certificate, private_key, client_ca: client_ca_file })
+            }
             (None, None) if client_ca_file.is_none() => None,
             (None, None) => {
                 let reason = "client_ca_file: it needs certificate_file and private_key_file";
@@ -281,7 +287,6 @@ impl SetTls {
                 return Err(RpcError::invalid_params("certificate_file, private_key_file: both or none"));
             }
         };
-        let psk_file = psk_file.map(Into::into);
         Ok((psk_file.is_some() || certificate.is_some()).then_some(TlsFiles { psk_file, certificate }))
     }
 

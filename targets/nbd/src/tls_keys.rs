@@ -1,5 +1,6 @@
 //! The keys and the certificate for TLS, in files.
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -36,8 +37,8 @@ impl TlsFiles {
     }
 }
 
-fn parse_keys(path: &Path, file: &Secret) -> Result<Vec<Psk>, TlsKeysError> {
-    let mut keys: Vec<Psk> = Vec::new();
+fn parse_keys(path: &Path, file: &Secret) -> Result<HashMap<String, Psk>, TlsKeysError> {
+    let mut keys = HashMap::new();
     for (index, line) in file.reveal().split(|byte| *byte == b'\n').enumerate() {
         let line = line.trim_ascii();
         if line.is_empty() {
@@ -45,10 +46,9 @@ fn parse_keys(path: &Path, file: &Secret) -> Result<Vec<Psk>, TlsKeysError> {
         }
         let wrong = |reason| TlsKeysError::Line { path: path.to_path_buf(), line: index + 1, reason };
         let key = parse_key(line).map_err(wrong)?;
-        if keys.iter().any(|other| other.identity() == key.identity()) {
+        if keys.insert(key.identity().to_string(), key).is_some() {
             return Err(wrong("a line before has the same name"));
         }
-        keys.push(key);
     }
     if keys.is_empty() {
         return Err(TlsKeysError::Line { path: path.to_path_buf(), line: 1, reason: "there is no key" });
@@ -61,6 +61,9 @@ fn parse_key(line: &[u8]) -> Result<Psk, &'static str> {
     const FORM: &str = "expected NAME:HEX, as psktool writes it, with a key of 16 to 64 bytes";
     let at = line.iter().position(|byte| *byte == b':').ok_or(FORM)?;
     let name = str::from_utf8(&line[..at]).map_err(|_| FORM)?;
+    if name.chars().any(char::is_control) {
+        return Err("the name has control characters");
+    }
     if name.starts_with('#') {
         return Err("names in hexadecimal digits (#HEX) are not supported");
     }
@@ -81,7 +84,7 @@ fn decode_hex(digits: &[u8]) -> Option<Secret> {
 mod tests {
     use super::*;
 
-    fn parse(text: &str) -> Result<Vec<Psk>, String> {
+    fn parse(text: &str) -> Result<HashMap<String, Psk>, String> {
         let keys = parse_keys(Path::new("keys.psk"), &Secret::new(text));
         keys.map_err(|error| error.to_string())
     }
@@ -89,7 +92,8 @@ mod tests {
     #[test]
     fn a_file_of_psktool_has_a_key_a_line() {
         let keys = parse("alice:000102030405060708090a0b0c0d0e0f\n\nbob:FF0102030405060708090a0b0c0d0e0f\n");
-        let names: Vec<_> = keys.unwrap().iter().map(|key| key.identity().to_string()).collect();
+        let mut names: Vec<_> = keys.unwrap().into_keys().collect();
+        names.sort();
         assert_eq!(names, ["alice", "bob"]);
     }
 
@@ -103,6 +107,7 @@ mod tests {
             ("bob:000102030405060708090a0b0c0d0e0", "expected NAME:HEX"),
             ("bob:zz0102030405060708090a0b0c0d0e0f", "expected NAME:HEX"),
             ("#626f62:000102030405060708090a0b0c0d0e0f", "not supported"),
+            ("b\x1bb:000102030405060708090a0b0c0d0e0f", "control characters"),
             (good, "the same name"),
         ] {
             let error = parse(&format!("{good}\n{line}\n")).unwrap_err();
