@@ -12,7 +12,7 @@ use dma::Data;
 use reactor::MailboxReceiver;
 use slots::{Slab, Slot};
 
-use crate::external_end::external_bytes_below;
+use crate::external_end::{external_bytes_below, readable_bytes};
 use crate::owner::OwnerMessage;
 use crate::shared::{ChannelMessage, ChannelSeat, PublishedUse, VolumeShared};
 use crate::volume_map::{ChangePiece, PieceSource, ReadPiece, Unusable, VolumeMap};
@@ -258,8 +258,10 @@ impl LvolChannel {
         let mut pieces = std::mem::take(&mut self.pieces);
         pieces.clear();
         let (external, limit) = (&self.external_set, self.external_limit());
-        let external_bytes =
-            || external.base(0).map_or(u64::MAX, |base| base.device().geometry().bytes()).min(limit);
+        let external_bytes = || {
+            let present = external.base(0).map_or(u64::MAX, |base| base.device().geometry().bytes());
+            readable_bytes(present, limit)
+        };
         let readable = self.map().pieces(offset, length, external_bytes, &mut pieces);
         let is_single = pieces.len() == 1;
         let returned = if let Err(why) = readable {

@@ -14,7 +14,7 @@ use block_io::{Op, Status, Tag};
 use dma::Data;
 use reactor::Core;
 
-use crate::external_end::external_bytes_of;
+use crate::external_end::{external_bytes_of, readable_bytes};
 use crate::shared::StoreShared;
 
 /// Bytes of a part of a copy.
@@ -147,7 +147,7 @@ impl StorePlan {
         let external_bytes = |clone| {
             let there =
                 self.shared.external(clone).map_or(u64::MAX, |external| external.device().geometry().bytes());
-            there.min(external_bytes_of(&published, clone))
+            readable_bytes(there, external_bytes_of(&published, clone))
         };
         let parts = divide(from, offset, external_bytes);
         self.copies.insert(id, Copy { parts, in_progress: 0, has_failed: false });

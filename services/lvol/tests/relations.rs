@@ -341,11 +341,20 @@ fn an_external_snapshot_that_grows_changes_no_clone() {
     program.end();
     let program = Program::start();
     program.add("disk", disk.image(), 512);
-    program.add_as("outside", Some(ESNAP_UUID), outside.image(), 512);
+    let outside = program.add_as("outside", Some(ESNAP_UUID), outside.image(), 512);
     program.wait();
     for name in ["lvs/e", "lvs/c"] {
         assert_eq!(program.read(name, 2 * MIB, 4096), vec![0; 4096], "{name}");
         assert_eq!(program.read(name, 2 * MIB - 512, 512), vec![7; 512], "{name}");
+    }
+    // A device that has become smaller lacks what its clones had: that is an error, and no zeroes.
+    outside.image.lock().unwrap().bytes = MIB;
+    program.registry.notify_resized("outside").unwrap();
+    for name in ["lvs/e", "lvs/c"] {
+        assert_eq!(program.read(name, 0, 4096), vec![7; 4096], "{name}");
+        assert!(program.content(name).is_err(), "{name}");
+        assert_ne!(program.code("bdev_lvol_inflate", json!({ "name": name })), 0, "{name}");
+        assert_eq!(program.read(name, 2 * MIB, 4096), vec![0; 4096], "{name}");
     }
 }
 
