@@ -66,7 +66,9 @@ impl VfioUserTestHost {
     /// Connects and maps memory, without enabling the controller.
     pub(crate) fn attach(path: &Path) -> VfioUserTestHost {
         // The target serves one client at a time; the next waits in the backlog.
-        let client = VfioUserClient::connect(path, &ClientConfig { timeout: TIMEOUT }).unwrap();
+        let client =
+            VfioUserClient::connect(path, &ClientConfig { timeout: TIMEOUT, ..ClientConfig::default() })
+                .unwrap();
         let file = memory_file(MEMORY);
         let memory = SharedRegion::map(file.as_fd(), 0, MEMORY, true).unwrap();
         client.dma_map_file(IOVA, file.as_fd(), 0, MEMORY, true).unwrap();

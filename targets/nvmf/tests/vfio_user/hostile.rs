@@ -512,6 +512,6 @@ fn the_target_survives_clients_that_disconnect_at_any_point() {
             host.ring_doorbell(&queue);
         }
     }
-    let config = ClientConfig { timeout: Duration::from_secs(20) };
+    let config = ClientConfig { timeout: Duration::from_secs(20), ..ClientConfig::default() };
     drop(vfio_user::VfioUserClient::connect(&rig.directory, &config).unwrap());
 }

@@ -184,7 +184,8 @@ fn the_next_client_is_accepted_after_the_last_disconnects() {
     assert_eq!(rig.target.controllers(NQN).unwrap().len(), 1);
     host.identify(1, 0);
     // A second client waits and times out.
-    let config = vfio_user::ClientConfig { timeout: std::time::Duration::from_millis(200) };
+    let config =
+        vfio_user::ClientConfig { timeout: std::time::Duration::from_millis(200), ..Default::default() };
     assert!(matches!(VfioUserClient::connect(&rig.directory, &config), Err(ClientError::Timeout(..))));
     host.identify(1, 0);
 }
@@ -229,7 +230,7 @@ fn commands_in_flight_complete_before_a_removal_disconnects() {
 fn a_host_that_is_not_allowed_is_disconnected() {
     let rig = VfioUserTestTarget::new();
     rig.target.allow_any_host(NQN, false).unwrap();
-    let config = vfio_user::ClientConfig { timeout: std::time::Duration::from_secs(5) };
+    let config = vfio_user::ClientConfig { timeout: std::time::Duration::from_secs(5), ..Default::default() };
     assert!(matches!(VfioUserClient::connect(&rig.directory, &config), Err(ClientError::Disconnected)));
     rig.target.allow_any_host(NQN, true).unwrap();
     let host = VfioUserTestHost::connect(&rig.directory);
