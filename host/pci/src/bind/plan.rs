@@ -246,7 +246,8 @@ fn policy_reasons(candidate: &Candidate, request: &BindRequest) -> Vec<RefusalRe
     if !request.allow.is_empty() && !request.allow.contains(&candidate.address) {
         reasons.push(RefusalReason::NotAllowed);
     }
-    if !candidate.is_nvme() && !(candidate.is_ioat() && request.driver != BindDriver::Nvme) {
+    let is_driven = candidate.is_nvme() || (candidate.is_ioat() && request.driver != BindDriver::Nvme);
+    if !is_driven {
         reasons.push(RefusalReason::NotNvme { class: candidate.class });
     }
     reasons

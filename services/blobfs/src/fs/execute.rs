@@ -79,17 +79,7 @@ impl BlobFs {
             }
             Step::WriteOut { file, above } => self.write_out(id, task, file, above, u64::MAX, false),
             Step::WriteThrough { file, end } => self.write_out(id, task, file, 0, end, true),
-            Step::WrittenOut { file, end } => {
-                let block = self.block as usize;
-                if let Some(buffer) = &mut self.node_mut(file)?.buffer {
-                    // The last block stays, to be written again with what follows.
-                    let whole = end / block * block;
-                    buffer.data.drain(..whole);
-                    buffer.start += whole as u64;
-                    buffer.written = end - whole;
-                }
-                Ok(())
-            }
+            Step::WrittenOut { file, end } => self.written_out(file, end),
             Step::DropBuffer { file } => {
                 self.node_mut(file)?.buffer = None;
                 Ok(())
@@ -150,6 +140,19 @@ impl BlobFs {
             }
             step => self.execute_metadata(id, task, step),
         }
+    }
+
+    /// The buffer's bytes up to one are in the file.
+    fn written_out(&mut self, file: FileNumber, end: usize) -> Result<(), BlobFsError> {
+        let block = self.block as usize;
+        if let Some(buffer) = &mut self.node_mut(file)?.buffer {
+            // The last block stays, to be written again with what follows.
+            let whole = end / block * block;
+            buffer.data.drain(..whole);
+            buffer.start += whole as u64;
+            buffer.written = end - whole;
+        }
+        Ok(())
     }
 
     /// The steps that change what blobs say, and names.
