@@ -93,7 +93,7 @@ impl VfioUserClient {
     pub fn connect(path: &Path, config: &ClientConfig) -> Result<VfioUserClient, ClientError> {
         let socket = if path.is_dir() { path.join(SOCKET) } else { path.to_owned() };
         let stream = open(&socket).map_err(|error| ClientError::Connect(socket, error))?;
-        let mut connection = ClientConnection::new(stream, config)?;
+        let mut connection = ClientConnection::new(stream, config.timeout, config.prompt)?;
         let capabilities = negotiate(&mut connection)?;
         let info = DeviceInfo { argsz: DeviceInfo::SIZE as u32, ..DeviceInfo::default() };
         let command = VfioUserCommand::DeviceGetInfo;

@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use sockets::{ReceivedDescriptors, Wait};
 use wire_vfio_user::{Header, MessageType, VfioUserCommand};
 
-use crate::{ClientConfig, ClientError};
+use crate::ClientError;
 
 /// Most descriptors in a request or reply.
 pub(crate) const DESCRIPTORS_MAX: usize = 16;
@@ -44,9 +44,12 @@ pub(crate) struct ClientReply {
 }
 
 impl ClientConnection {
-    pub(crate) fn new(stream: UnixStream, config: &ClientConfig) -> Result<ClientConnection, ClientError> {
+    pub(crate) fn new(
+        stream: UnixStream,
+        timeout: Duration,
+        prompt: Duration,
+    ) -> Result<ClientConnection, ClientError> {
         let refilled = Instant::now();
-        let ClientConfig { timeout, prompt } = *config;
         Ok(ClientConnection { stream, timeout, prompt, budget: timeout, refilled, next_id: 1, broken: false })
     }
 
