@@ -102,7 +102,7 @@ pub enum IoatFailure {
     /// It reports a descriptor that it does not have.
     #[error("the engine reports descriptor {0:#x}, which it was not given")]
     Completion(u64),
-    /// So many times in a row it has halted, or has completed nothing in time.
+    /// The times in a row that it has halted, or has completed nothing in time.
     #[error("the channel has halted or completed nothing {0} times in a row")]
     Faults(u32),
     /// It reports a state that there is not: it may be gone.

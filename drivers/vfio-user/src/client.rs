@@ -31,8 +31,8 @@ const SERVER_DESCRIPTORS_MAX: u32 = 8;
 /// Options of a [`VfioUserClient`].
 #[derive(Clone, Debug)]
 pub struct ClientConfig {
-    /// Time that the server may take for replies, including those of a reset, to one request or to several that follow
-    /// each other: what they take is added up, less a tenth of the time that passes.
+    /// Time that the server may take for replies, including those of a reset, to one request or to several
+    /// that follow each other: what they take is added up, less a tenth of the time that passes.
     pub timeout: Duration,
     /// Replies that take no longer cost nothing of `timeout`: for devices whose doorbells are messages.
     pub prompt: Duration,
@@ -71,10 +71,10 @@ fn open(socket: &Path) -> io::Result<UnixStream> {
 
 /// A connection to a server, and the device that it serves.
 ///
-/// It owns the socket and the regions' file descriptors. Calls block until the reply arrives or the server has used up
-/// its time, [`ClientConfig::timeout`] for all of them together; after a timeout or a protocol violation every further call fails, since the stream is out of
-/// sync. Dropping the client closes the connection, which unmaps all memory from the device and removes its
-/// interrupts.
+/// It owns the socket and the regions' file descriptors. Calls block until the reply arrives or the server
+/// has used up its time, [`ClientConfig::timeout`] for all of them together; after a timeout or a protocol
+/// violation every further call fails, since the stream is out of sync. Dropping the client closes the
+/// connection, which unmaps all memory from the device and removes its interrupts.
 pub struct VfioUserClient {
     path: PathBuf,
     connection: Mutex<ClientConnection>,
@@ -139,8 +139,8 @@ impl VfioUserClient {
         self.connection().is_open()
     }
 
-    /// Whether the server has closed the connection: one that does not answer has not, and may still use what is mapped
-    /// for it. Costs a system call.
+    /// Whether the server has closed the connection: one that does not answer has not, and may still use what
+    /// is mapped for it. Costs a system call.
     pub fn has_ended(&self) -> bool {
         self.connection().is_closed()
     }

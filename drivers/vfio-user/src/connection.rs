@@ -22,9 +22,9 @@ const BUDGET_REFILL: u32 = 10;
 /// The connection to a server: one outstanding request at a time. After a failure in the middle of a message
 /// every call fails.
 ///
-/// Calls block, perhaps a reactor, so the time that a server may take is bounded for all of them together: `timeout` at
-/// once, and a tenth of the time in the long run. A server that never answers costs `timeout` once, and one that answers
-/// each request late fails too.
+/// Calls block, perhaps a reactor, so the time that a server may take is bounded for all of them together:
+/// `timeout` at once, and a tenth of the time in the long run. A server that never answers costs `timeout`
+/// once, and one that answers each request late fails too.
 pub(crate) struct ClientConnection {
     stream: UnixStream,
     timeout: Duration,

@@ -18,8 +18,8 @@ const SEND_BYTES: usize = 64 << 10;
 const OVERHEAD: usize = 1 << 10;
 /// Plaintext of a record (RFC 8446, section 5.1).
 const RECORD_BYTES: usize = 16 << 10;
-/// Bytes that a peer may send beyond twice its plaintext. KeyUpdate costs as much as a record of data: without
-/// this limit a peer with nothing but these would have a core for itself.
+/// Bytes that a peer may send beyond twice its plaintext. KeyUpdate costs as much as a record of data:
+/// without this limit a peer with nothing but these would have a core for itself.
 const EXCESS_BYTES_MAX: usize = 256 << 10;
 
 thread_local! {

@@ -4,9 +4,8 @@
 //! there then is no part of the snapshot. So the size of the device is recorded when a volume becomes its
 //! clone, in an attribute of the volume that SPDK ignores and keeps, with the name of the external snapshot:
 //! a record for another one is not used. Snapshots and clones of the volume get it too, as they become clones
-//! of the external snapshot when what is between is deleted. If the device becomes smaller, reads of what it had
-//! fail. Of clones that SPDK made, only the present size
-//! is known.
+//! of the external snapshot when what is between is deleted. If the device becomes smaller, reads of what it
+//! had fail. Of clones that SPDK made, only the present size is known.
 
 use blobstore::{Blob, BlobId, BlobStore, Xattr};
 
@@ -40,8 +39,8 @@ pub(crate) fn external_bytes_of(blobs: &BlobStore, clone: BlobId) -> u64 {
     recorded().unwrap_or(u64::MAX)
 }
 
-/// Where reads of an external snapshot end, of `recorded` bytes, whose device has `present` bytes now. A device that has
-/// become smaller fails reads behind its end: there are no zeroes where the clone had data.
+/// Where reads of an external snapshot end, of `recorded` bytes, whose device has `present` bytes now. A
+/// device that has become smaller fails reads behind its end: there are no zeroes where the clone had data.
 pub(crate) fn readable_bytes(present: u64, recorded: u64) -> u64 {
     if recorded == u64::MAX { present } else { recorded }
 }

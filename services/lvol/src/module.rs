@@ -149,8 +149,8 @@ impl Module for LvolModule {
             Ok(_) if is_used => queue.push(examination),
             Ok(_) => log::info!(
                 target: "lvol",
-                "{} is on a logical volume and has a store of its own, which is not used: a user of the volume may \
-                 have written it; bdev_examine has it used, now and at each start",
+                "{} is on a logical volume and has a store of its own, which is not used: a user of the \
+                 volume may have written it; bdev_examine has it used, now and at each start",
                 examination.bdev()
             ),
             Err(error) => log::debug!(target: "lvol", "{} is not examined: {error}", examination.bdev()),
@@ -463,8 +463,8 @@ impl LvolStores {
             let name = store.name();
             log::error!(
                 target: "lvol",
-                "{} has {bytes} bytes now, and the logical volume store {name} on it has {needed}: what is beyond \
-                 fails, and the store cannot be loaded again: extend the device to {needed} bytes",
+                "{} has {bytes} bytes now, and the logical volume store {name} on it has {needed}: what is \
+                 beyond fails, and the store cannot be loaded again: extend the device to {needed} bytes",
                 device.name()
             );
         }

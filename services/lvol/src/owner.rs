@@ -366,9 +366,9 @@ impl StoreOwner {
         let pages = self.plan.store.published().layout().pages;
         log::warn!(
             target: "lvol",
-            "the logical volume store {} on {} has no free metadata page of {pages}: new volumes, snapshots and \
-             clones, and first writes to thin volumes, fail with no space left: delete volumes or snapshots, or move \
-             to a store that was created with a larger num_md_pages_per_cluster_ratio",
+            "the logical volume store {} on {} has no free metadata page of {pages}: new volumes, snapshots \
+             and clones, and first writes to thin volumes, fail with no space left: delete volumes or \
+             snapshots, or move to a store that was created with a larger num_md_pages_per_cluster_ratio",
             self.store_name(),
             self.device.name()
         );

@@ -97,9 +97,9 @@ impl Module for NbdModule {
             .text("Returns the options. Not an SPDK method.", "the parameters of `nbd_set_options` that are set"),
             Method::update("nbd_set_tls", set_tls)
                 .text(
-                    "Sets with what clients may begin TLS 1.3 (STARTTLS) from now on: keys that they have, a certificate \
-                     of this server, or both. The files are read now; a call with the same ones reads them again. \
-                     Without parameters there is no TLS any more. Not an SPDK method.",
+                    "Sets with what clients may begin TLS 1.3 (STARTTLS) from now on: keys that they have, a \
+                     certificate of this server, or both. The files are read now; a call with the same ones \
+                     reads them again. Without parameters there is no TLS any more. Not an SPDK method.",
                     "true",
                 )
                 .errors(&[
@@ -257,7 +257,7 @@ control::parameters! {
         /// File with its private key, in PEM without a password; for its owner alone
         private_key_file: Option<String>,
         /// File with the authorities of clients, in PEM: each client needs a certificate of one of them,
-        /// unless it has a key of `psk_file`; with neither, whoever reaches the server is served
+        /// unless it has a key of `psk_file`; with neither, every client that reaches the server is served
         client_ca_file: Option<String>,
     }
 }

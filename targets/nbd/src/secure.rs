@@ -64,7 +64,7 @@ impl NbdConnection {
         })
     }
 
-    /// Runs `action` with the layer, and says of a failure of TLS which it was.
+    /// Runs `action` with the layer, and names the failure if TLS has failed.
     fn with_tls<R>(
         &mut self,
         action: impl FnOnce(&mut NbdConnection, &mut TlsLayer) -> Result<R, CloseReason<NbdViolation>>,

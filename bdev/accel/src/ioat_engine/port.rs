@@ -250,8 +250,8 @@ fn stop(channel: IoatChannel<FunctionDevice, Option<Job>>) -> (IoatAddress, Vec<
         Err(error) => {
             log::error!(
                 target: "ioat",
-                "{address} cannot be stopped, and its requests fail: {error}; end it, and create malloc devices again \
-                 that it had requests of: until then it may write what it has begun"
+                "{address} cannot be stopped, and its requests fail: {error}; end it, and create malloc \
+                 devices again that it had requests of: until then it may write what it has begun"
             );
             std::mem::forget(device);
             DeviceFailure::Running

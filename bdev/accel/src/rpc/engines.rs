@@ -9,30 +9,34 @@ use crate::{AccelOp, Engine};
 
 pub(super) fn methods() -> Vec<Method<AccelModule>> {
     vec![
-            Method::query("accel_get_opc_assignments", |module: &AccelModule, _: NoParameters| {
-                let assigned = AccelOp::ALL.into_iter().filter_map(|op| {
-                    Some((op.name().to_string(), Value::from(module.accel.engine(op)?.name())))
-                });
-                Ok(Value::Object(assigned.collect()))
-            })
-            .text("Lists the operations with the engines that execute them.", "object of engines by operation"),
-            Method::query("accel_get_module_info", |module: &AccelModule, _: NoParameters| {
-                let engines = Engine::ALL.into_iter().filter(|engine| module.accel.is_enabled(*engine));
-                Ok(engines.map(|engine| {
+        Method::query("accel_get_opc_assignments", |module: &AccelModule, _: NoParameters| {
+            let assigned = AccelOp::ALL
+                .into_iter()
+                .filter_map(|op| Some((op.name().to_string(), Value::from(module.accel.engine(op)?.name()))));
+            Ok(Value::Object(assigned.collect()))
+        })
+        .text("Lists the operations with the engines that execute them.", "object of engines by operation"),
+        Method::query("accel_get_module_info", |module: &AccelModule, _: NoParameters| {
+            let engines = Engine::ALL.into_iter().filter(|engine| module.accel.is_enabled(*engine));
+            Ok(engines
+                .map(|engine| {
                     let ops = AccelOp::ALL.into_iter().filter(|op| engine.supports(*op)).map(AccelOp::name);
                     json!({ "module": engine.name(), "supported ops": ops.collect::<Vec<_>>() })
                 })
                 .collect::<Vec<_>>())
-            })
-            .text("Lists the engines.", "array of engines with `module` and `supported ops`"),
-            Method::update("accel_assign_opc", assign)
-                .at_any_stage()
-                .text(
-                    "Has an engine execute an operation. Unlike SPDK's it can be called at any time, and is in \
-                     force at once.",
-                    "true",
-                )
-                .errors(&[(RpcError::INVALID_PARAMS, "no such operation, or no engine of that name that is enabled executes it")]),
+        })
+        .text("Lists the engines.", "array of engines with `module` and `supported ops`"),
+        Method::update("accel_assign_opc", assign)
+            .at_any_stage()
+            .text(
+                "Has an engine execute an operation. Unlike SPDK's it can be called at any time, and is \
+                 in force at once.",
+                "true",
+            )
+            .errors(&[(
+                RpcError::INVALID_PARAMS,
+                "no such operation, or no engine of that name that is enabled executes it",
+            )]),
         Method::prepared_update("ioat_scan_accel_module", prepare_scan, scanned)
             .at_any_stage()
             .canonical(|_, params: &mut ScanIoat| {
@@ -40,10 +44,10 @@ pub(super) fn methods() -> Vec<Method<AccelModule>> {
                 Ok(())
             })
             .text(
-                "Enables the engine `ioat`, and has it execute the operations that it can, unless they are assigned \
-                 already. It opens the functions of Intel's DMA engine that are bound to `vfio-pci` or \
-                 `uio_pci_generic`. Unlike SPDK's it can be called at any time, and again: functions that have failed \
-                 are opened anew.",
+                "Enables the engine `ioat`, and has it execute the operations that it can, unless they are \
+                 assigned already. It opens the functions of Intel's DMA engine that are bound to `vfio-pci` \
+                 or `uio_pci_generic`. Unlike SPDK's it can be called at any time, and again: functions that \
+                 have failed are opened anew.",
                 "true",
             )
             .errors(&[
@@ -52,9 +56,9 @@ pub(super) fn methods() -> Vec<Method<AccelModule>> {
             ]),
         Method::query("ioat_get_channels", channels).text(
             "Lists the functions of the engine `ioat`, one channel each. Not in SPDK.",
-            "array of functions with `address`, `state` (`free`, `in use`, `closed`), `core`, `failure` if closed, \
-             `executed` and `num_bytes` of the device, `failed` (what the CPU has executed instead, or has failed), \
-             and `resets`",
+            "array of functions with `address`, `state` (`free`, `in use`, `closed`), `core`, `failure` if \
+             closed, `executed` and `num_bytes` of the device, `failed` (what the CPU has executed instead, \
+             or has failed), and `resets`",
         ),
     ]
 }
@@ -65,7 +69,10 @@ pub(super) fn saved(state: &AccelState) -> Vec<Value> {
         true => json!({ "method": "ioat_scan_accel_module" }),
         false => json!({ "method": "ioat_scan_accel_module", "params": { "addresses": addresses } }),
     };
-    let assign = |(op, engine): (&AccelOp, &Engine)| json!({ "method": "accel_assign_opc", "params": { "opname": op.name(), "module": engine.name() } });
+    let assign = |(op, engine): (&AccelOp, &Engine)| {
+        let params = json!({ "opname": op.name(), "module": engine.name() });
+        json!({ "method": "accel_assign_opc", "params": params })
+    };
     state.ioat_scans.iter().map(scan).chain(state.assigned.iter().map(assign)).collect()
 }
 
@@ -131,8 +138,8 @@ fn prepare_scan(module: &AccelModule, params: ScanIoat) -> Result<Vec<IoatAddres
     if module.accel.ioat_channels().is_empty() {
         log::warn!(
             target: "ioat",
-            "there is no I/OAT function that is bound to vfio-pci or uio_pci_generic, see `ringbolt nvme bind`: the \
-             CPU executes all operations"
+            "there is no I/OAT function that is bound to vfio-pci or uio_pci_generic, see `ringbolt nvme \
+             bind`: the CPU executes all operations"
         );
     }
     Ok(addresses)

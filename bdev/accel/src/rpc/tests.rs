@@ -321,7 +321,9 @@ fn the_engine_ioat_is_enabled_by_a_scan_and_saved_before_the_assignments_that_ne
     program.call("accel_assign_opc", assign);
     let assigned = program.call("accel_get_opc_assignments", json!({}));
     assert_eq!((&assigned["copy"], &assigned["fill"]), (&json!("ioat"), &json!("software")));
-    let channel = json!({ "address": address, "state": "free", "executed": 0, "num_bytes": 0, "failed": 0, "resets": 0 });
+    let channel = json!({
+        "address": address, "state": "free", "executed": 0, "num_bytes": 0, "failed": 0, "resets": 0
+    });
     assert_eq!(program.call("ioat_get_channels", json!({})), json!([channel]));
     let saved = program.saved("accel");
     assert_eq!(

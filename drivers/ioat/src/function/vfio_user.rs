@@ -17,7 +17,8 @@ use crate::access::{FunctionAccess, IoatOpenError};
 /// [`ClientConfig`]). One that hangs costs the core this once.
 const SERVER_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// A doorbell is a message: while the server answers within this time, doorbells cost nothing of the time above.
+/// A doorbell is a message: while the server answers within this time, doorbells cost nothing of the time
+/// above.
 const PROMPT: Duration = Duration::from_millis(20);
 
 pub(super) struct SocketAccess(Arc<Client>);

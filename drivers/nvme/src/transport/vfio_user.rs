@@ -29,8 +29,8 @@ struct Mapped {
     stopped: bool,
 }
 
-/// Time that the server may take for register accesses, which block the core, all together (see [`ClientConfig`]); it
-/// responds within a turn of its reactor. One that hangs costs the core this once.
+/// Time that the server may take for register accesses, which block the core, all together (see
+/// [`ClientConfig`]); it responds within a turn of its reactor. One that hangs costs the core this once.
 const MESSAGE_TIMEOUT_MAX: Duration = Duration::from_secs(2);
 
 pub(super) fn open(

@@ -266,7 +266,8 @@ impl BlobFs {
         ])
     }
 
-    /// Begins to read ahead for an opener that has read up to `end`, when it has read half of what there is.
+    /// Begins to read ahead for an opener that has read up to `end`, when it has read half of the bytes that
+    /// are cached ahead.
     fn read_ahead(&mut self, open: OpenNumber, end: u64, device_end: u64) {
         let Some(opener) = self.openers.get_mut(&open) else { return };
         let (file, window) = (opener.file, opener.window as u64);

@@ -428,8 +428,8 @@ fn an_invalid_head_is_reported_while_the_completion_queue_has_room() {
         }
         host.ring_doorbell(queue);
     };
-    // Ten completions are not acknowledged: five entries are left, too few for eight commands, so that the target
-    // reads the doorbell, which is out of range, and executes five.
+    // Ten completions are not acknowledged: five entries are left, too few for eight commands, so that the
+    // target reads the doorbell, which is out of range, and executes five.
     submit(&mut host, &mut queue, 10);
     for _ in 0..10 {
         host.wait_without_doorbell(&mut queue);

@@ -25,8 +25,8 @@ use crate::console::stdout_line;
         open exclusively or needed to boot, and while a disk has a file system, a partition table or other signature. \
         --force-signature overrides the last alone. With --all, rejected controllers are skipped; if a controller \
         given by address is rejected, nothing is changed and the exit status is 1.\n\n\
-        Functions of Intel's I/OAT DMA engine can be given by address too, for ioat_scan_accel_module; they are \
-        rejected while the kernel uses them. --all leaves them out."
+        Functions of Intel's I/OAT DMA engine can be given by address too, for ioat_scan_accel_module; they \
+        are rejected while the kernel uses them. --all leaves them out."
 )]
 pub(crate) struct BindArgs {
     /// PCI addresses of controllers or of I/OAT functions, as 0000:03:00.0 or 03:00.0
