@@ -22,6 +22,7 @@ pub mod bind;
 mod error;
 mod flock;
 mod function;
+mod function_dma;
 mod hotplug;
 mod ioat_ids;
 mod iova;
@@ -34,6 +35,7 @@ mod vfio;
 pub use address::{PciAddress, PciAddressError};
 pub use error::PciError;
 pub use function::{PciBackend, PciFunction};
+pub use function_dma::FunctionDma;
 pub use hotplug::{HotplugEvent, HotplugMonitor, Uevent, UeventKind};
 pub use ioat_ids::is_ioat;
 pub use sysfs::{

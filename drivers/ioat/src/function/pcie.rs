@@ -1,9 +1,9 @@
 //! A PCI function, through VFIO or UIO.
 
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use dma::{ChunkMemory, Dma, DmaError, RegionMapping, SharedRegion};
-use pci::{PciAddress, PciFunction, Sysfs};
+use pci::{FunctionDma, PciAddress, PciFunction, Sysfs};
 use wire_ioat::registers;
 
 use crate::IoatAddress;
@@ -11,23 +11,8 @@ use crate::access::{FunctionAccess, IoatOpenError};
 
 pub(super) struct PciAccess {
     function: Arc<PciFunction>,
+    dma: FunctionDma,
     bar: SharedRegion,
-}
-
-/// Undoes the mapping of memory, as long as the function is open.
-struct MappedMemory {
-    function: Weak<PciFunction>,
-    start: usize,
-}
-
-impl Drop for MappedMemory {
-    fn drop(&mut self) {
-        if let Some(function) = self.function.upgrade()
-            && let Err(error) = function.unmap_region(self.start)
-        {
-            log::warn!(target: "ioat", "{error}");
-        }
-    }
 }
 
 impl PciAccess {
@@ -42,13 +27,15 @@ impl PciAccess {
         if bar.len() < registers::REGISTERS_BYTES.into() {
             return Err(IoatOpenError::BarTooSmall { address, bytes: bar.len() });
         }
-        Ok(PciAccess { function: Arc::new(function), bar })
+        let function = Arc::new(function);
+        let dma = FunctionDma::new(&function);
+        Ok(PciAccess { function, dma, bar })
     }
 }
 
 impl Dma for PciAccess {
     fn map(&self, chunk: &ChunkMemory) -> Result<u64, DmaError> {
-        self.function.map_dma(chunk).map_err(|error| DmaError::Refused(error.to_string()))
+        self.dma.map(chunk)
     }
 
     fn map_region(
@@ -56,10 +43,7 @@ impl Dma for PciAccess {
         region: &Arc<RegionMapping>,
         reserve_bytes: u64,
     ) -> Result<(u64, Box<dyn Send>), DmaError> {
-        let address = self.function.map_region(region, reserve_bytes);
-        let address = address.map_err(|error| DmaError::Refused(error.to_string()))?;
-        let mapping = MappedMemory { function: Arc::downgrade(&self.function), start: region.start() };
-        Ok((address, Box::new(mapping)))
+        self.dma.map_region(region, reserve_bytes)
     }
 }
 

@@ -1,10 +1,10 @@
 //! PCI Express transport: a function of this machine, through VFIO or UIO.
 
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use dma::{ChunkMemory, Dma, DmaError, RegionMapping, SharedRegion};
-use pci::{PciError, PciFunction, Sysfs};
+use pci::{FunctionDma, PciError, PciFunction, Sysfs};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use wire_nvme::doorbell::DOORBELLS_OFFSET;
 
@@ -15,25 +15,10 @@ use crate::uri::PcieUri;
 struct PcieDevice {
     name: String,
     function: Arc<PciFunction>,
+    dma: FunctionDma,
     bar: Arc<SharedRegion>,
     /// Becomes readable when the kernel requests the release of the function.
     removal_request: Option<OwnedFd>,
-}
-
-/// A region that is mapped for the function, for as long as the function is open.
-struct MappedRegion {
-    function: Weak<PciFunction>,
-    start: usize,
-}
-
-impl Drop for MappedRegion {
-    fn drop(&mut self) {
-        if let Some(function) = self.function.upgrade()
-            && let Err(error) = function.unmap_region(self.start)
-        {
-            log::warn!(target: "nvme", "{error}");
-        }
-    }
 }
 
 pub(super) fn open(uri: &PcieUri, name: String) -> Result<Box<dyn NvmeDevice>, NvmeOpenError> {
@@ -50,7 +35,8 @@ pub(super) fn open(uri: &PcieUri, name: String) -> Result<Box<dyn NvmeDevice>, N
         ));
     }
     let removal_request = function.removal_event().map_err(failed)?;
-    Ok(Box::new(PcieDevice { name, function, bar, removal_request }))
+    let dma = FunctionDma::new(&function);
+    Ok(Box::new(PcieDevice { name, function, dma, bar, removal_request }))
 }
 
 fn other(error: &PciError) -> DeviceError {
@@ -88,7 +74,7 @@ impl Registers for PcieDevice {
 
 impl Dma for PcieDevice {
     fn map(&self, chunk: &ChunkMemory) -> Result<u64, DmaError> {
-        self.function.map_dma(chunk).map_err(|error| DmaError::Refused(error.to_string()))
+        self.dma.map(chunk)
     }
 
     fn map_region(
@@ -96,10 +82,7 @@ impl Dma for PcieDevice {
         region: &Arc<RegionMapping>,
         reserve_bytes: u64,
     ) -> Result<(u64, Box<dyn Send>), DmaError> {
-        let address = self.function.map_region(region, reserve_bytes);
-        let address = address.map_err(|error| DmaError::Refused(error.to_string()))?;
-        let mapping = MappedRegion { function: Arc::downgrade(&self.function), start: region.start() };
-        Ok((address, Box::new(mapping)))
+        self.dma.map_region(region, reserve_bytes)
     }
 }
 
