@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::task::{Poll, Waker};
 
 use block_io::{Channel, Status};
-use cluster_map::{ImageEntry, MapError, RemovedImage};
+use cluster_map::{ImageEntry, RemovedImage};
 use reactor::{Core, Period, PollResult, Poller, Shutdown};
 use sockets::Sockets;
 use store_image::IMAGE_BLOCK_BYTES;
@@ -150,14 +150,6 @@ impl Emptied {
     }
 }
 
-/// Before another one loses the image.
-fn check_unprotected(pool: &str, name: &str, image: &ImageEntry) -> Result<(), ClientError> {
-    match image.protected {
-        true => Err(ClientError::Map(MapError::Protected(format!("{pool}/{name}")))),
-        false => Ok(()),
-    }
-}
-
 /// Protects an image from being removed and made smaller, or ends that.
 ///
 /// # Errors
@@ -175,8 +167,9 @@ pub fn protect_image(cluster: &Cluster, pool: &str, name: &str, protected: bool)
 /// number of objects that are removed, and that are known of. Returns how many were removed.
 ///
 /// # Errors
-/// [`MapError::Protected`]; [`ClientError::InUse`] if another one has the image, without `force`;
-/// [`ReclaimError::Refused`]: then the image is gone, and [`reclaim_removed`] goes on.
+/// [`MapError::Protected`](cluster_map::MapError::Protected); [`ClientError::InUse`] if another one has the
+/// image, without `force`; [`ReclaimError::Refused`]: then the image is gone, and [`reclaim_removed`] goes
+/// on.
 pub async fn remove_image(
     core: &Core,
     cluster: &Cluster,
@@ -186,7 +179,8 @@ pub async fn remove_image(
     progress: impl FnMut(u64, u64),
 ) -> Result<u64, ReclaimError> {
     let image = cluster.image(pool, name)?;
-    check_unprotected(pool, name, &image)?;
+    // Before another one loses it.
+    image.check_unprotected(pool, name).map_err(ClientError::Map)?;
     let emptied = Emptied::new(cluster, pool, name, &image, force)?;
     let removed = match cluster.map().remove_image(pool, name).map_err(ClientError::Map) {
         Ok(removed) => removed,
@@ -252,7 +246,7 @@ pub async fn resize_image(
     };
     let mut image = cluster.image(pool, name)?;
     if bytes < image.bytes {
-        check_unprotected(pool, name, &image)?;
+        image.check_unprotected(pool, name).map_err(ClientError::Map)?;
     }
     if bytes < image.bytes && !allow_shrink {
         let cut = image.bytes - bytes;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use crate::groups::range_of;
-use crate::{ClusterMap, ClusterSettings, ImageEntry, MapError, PoolRecord};
+use crate::{ClusterMap, ClusterSettings, MapError, PoolRecord};
 
 /// Refuses a pool that makes no sense, or that has groups of another one, or of one that was removed.
 pub(crate) fn check_pool(
@@ -45,14 +45,6 @@ pub(crate) fn check_image_name(name: &str) -> Result<(), MapError> {
         return Err(MapError::Invalid(format!("{name:?} is no name of an image: 1 to 64 bytes without `/`")));
     }
     Ok(())
-}
-
-/// Refuses to remove an image that is protected.
-pub(crate) fn check_removal(pool: &str, name: &str, image: &ImageEntry) -> Result<(), MapError> {
-    match image.protected {
-        true => Err(MapError::Protected(format!("{pool}/{name}"))),
-        false => Ok(()),
-    }
 }
 
 /// Refuses settings that fence nothing, and those of a cluster with nodes.

@@ -166,6 +166,19 @@ pub struct ImageEntry {
     pub protected: bool,
 }
 
+impl ImageEntry {
+    /// Refuses what takes data from an image that is protected. The image has this name.
+    ///
+    /// # Errors
+    /// [`MapError::Protected`].
+    pub fn check_unprotected(&self, pool: &str, name: &str) -> Result<(), MapError> {
+        match self.protected {
+            true => Err(MapError::Protected(format!("{pool}/{name}"))),
+            false => Ok(()),
+        }
+    }
+}
+
 /// An image that was removed, while its objects are not.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RemovedImage {

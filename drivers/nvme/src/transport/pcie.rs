@@ -96,8 +96,8 @@ impl NvmeDevice for PcieDevice {
     }
 
     fn disable_dma(&self) -> Result<(), DeviceError> {
-        // A memory transaction in flight when bus mastering is disabled arrives before the completion of the write to
-        // configuration space.
+        // A memory transaction in flight when bus mastering is disabled arrives before the completion of the
+        // write to configuration space.
         self.function.disable_bus_master().map_err(|error| other(&error))
     }
 

@@ -8,7 +8,6 @@ use uuid::Uuid;
 
 use super::messages::{GrantAnswer, RenewAnswer, StreamLine, base64, put, put_if, revision_is, version_is};
 use super::{ATTEMPTS_MAX, EtcdMap, busy, decode, encode};
-use crate::checks::check_removal;
 use crate::{ImageEntry, ImageLock, MapError, RemovedImage};
 
 /// Who has the image of a volume attached. Apart from the image, whose record clients need not write.
@@ -56,7 +55,7 @@ impl EtcdMap {
         let mut found = self.client.get(&key)?.ok_or_else(missing)?;
         for _ in 0..ATTEMPTS_MAX {
             let image: ImageEntry = decode(name, &found)?;
-            check_removal(pool, name, &image)?;
+            image.check_unprotected(pool, name)?;
             let removed = RemovedImage { pool: pool.to_string(), name: name.to_string(), image };
             let to = self.key(&removed_name(pool, removed.image.volume));
             let request = json!({

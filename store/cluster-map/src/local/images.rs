@@ -14,7 +14,6 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::{LocalMap, Publish, failed, image_path, plain_name};
-use crate::checks::check_removal;
 use crate::{ImageEntry, MapError, RemovedImage};
 
 pub(super) fn lock_directory(volume: u64) -> PathBuf {
@@ -149,7 +148,7 @@ impl LocalMap {
     pub(super) fn remove_image_record(&self, pool: &str, name: &str) -> Result<RemovedImage, MapError> {
         let missing = || MapError::Missing(format!("image {pool}/{name}"));
         let (_, image) = self.image(pool, name)?.ok_or_else(missing)?;
-        check_removal(pool, name, &image)?;
+        image.check_unprotected(pool, name)?;
         let volume = image.volume;
         let removed = RemovedImage { pool: pool.to_string(), name: name.to_string(), image };
         // From here on there is no such image.

@@ -144,22 +144,21 @@ fn allocate(cluster: &Cluster, of: &ImageOwner, name: &str, bytes: u64) -> Resul
     }
 }
 
-/// Who has an image attached, for people.
-fn users_of(cluster: &Cluster, pool: &str, image: &ImageEntry) -> Result<Vec<String>, CommandError> {
+/// Those that have an image attached and have said lately that they live. One that ended without detaching it
+/// stays in the map until another one attaches the image.
+fn holders_of(cluster: &Cluster, pool: &str, image: &ImageEntry) -> Result<Vec<ImageHolder>, CommandError> {
     let lock = cluster.map().image_lock(pool, image.volume).map_err(failed)?;
-    let mut users = Vec::new();
-    for holder in lock.unwrap_or_default().holders {
-        if lives(cluster, &holder)? {
-            users.push(format!("{} ({}, {})", holder.name, holder.process, holder.address));
-        }
-    }
-    Ok(users)
+    let lives = |holder: ImageHolder| match cluster.map().holder_age(holder.lease) {
+        Ok(age) => age.map(|_| Ok(holder)),
+        Err(error) => Some(Err(failed(error))),
+    };
+    lock.unwrap_or_default().holders.into_iter().filter_map(lives).collect()
 }
 
-/// Whether one that has an image attached has said lately that it lives. One that ended without detaching it
-/// stays on the list until another one attaches the image.
-fn lives(cluster: &Cluster, holder: &ImageHolder) -> Result<bool, CommandError> {
-    Ok(cluster.map().holder_age(holder.lease).map_err(failed)?.is_some())
+/// Who has an image attached, for people.
+fn users_of(cluster: &Cluster, pool: &str, image: &ImageEntry) -> Result<Vec<String>, CommandError> {
+    let holders = holders_of(cluster, pool, image)?.into_iter();
+    Ok(holders.map(|holder| format!("{} ({}, {})", holder.name, holder.process, holder.address)).collect())
 }
 
 /// Protects an image from removal, or ends that.
@@ -171,13 +170,7 @@ pub(super) fn protect(of: &ImageOwner, name: &str, protected: bool) -> Result<()
 pub(super) fn info(of: &ImageOwner, name: &str, as_json: bool) -> Result<(), CommandError> {
     let cluster = open(of)?;
     let image = cluster.image(&of.pool, name).map_err(CommandError::operation)?;
-    let lock = cluster.map().image_lock(&of.pool, image.volume).map_err(failed)?.unwrap_or_default();
-    let mut holders = Vec::new();
-    for holder in lock.holders {
-        if lives(&cluster, &holder)? {
-            holders.push(holder);
-        }
-    }
+    let holders = holders_of(&cluster, &of.pool, &image)?;
     let since = |holder: &ImageHolder| {
         let since = SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(holder.since));
         since.map(|since| humantime::format_rfc3339_seconds(since).to_string()).unwrap_or_default()
