@@ -13,6 +13,10 @@ use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
+use serde_json::Value;
+
+use crate::RpcError;
+use crate::jobs::{JobHandle, Jobs};
 use crate::module::DynModule;
 
 /// The devices that wait to be examined, and the thread that has them examined one after the other.
@@ -22,6 +26,7 @@ use crate::module::DynModule;
 pub struct Examiner {
     state: Mutex<ExamineState>,
     changed: Condvar,
+    jobs: Arc<Jobs>,
 }
 
 #[derive(Default)]
@@ -95,12 +100,27 @@ pub struct Examination {
     examiner: Arc<Examiner>,
     bdev: String,
     is_requested: bool,
+    /// It is listed as one.
+    job: Option<JobHandle>,
 }
 
 impl Examination {
     fn new(examiner: &Arc<Examiner>, bdev: &str, is_requested: bool) -> Examination {
         *examiner.lock().reading.entry(bdev.to_string()).or_default() += 1;
-        Examination { examiner: examiner.clone(), bdev: bdev.to_string(), is_requested }
+        Examination { examiner: examiner.clone(), bdev: bdev.to_string(), is_requested, job: None }
+    }
+
+    /// Has it listed as a job from now on, because it may take minutes. What is returned takes its progress,
+    /// and says when it is cancelled; the job ends with the examination.
+    pub fn begin_job(&mut self, what: &'static str) -> JobHandle {
+        self.job.get_or_insert_with(|| self.examiner.jobs.begin(what, &self.bdev)).clone()
+    }
+
+    /// Ends it without anything found, because of this error, which its job shows.
+    pub fn fail(mut self, error: RpcError) {
+        if let Some(job) = self.job.take() {
+            job.end(Err(error));
+        }
     }
 
     /// Whether an operator has asked for it, by `bdev_examine`.
@@ -131,6 +151,9 @@ impl Examination {
 
 impl Drop for Examination {
     fn drop(&mut self) {
+        if let Some(job) = self.job.take() {
+            job.end(job.check().map(|()| Value::Bool(true)));
+        }
         let mut state = self.examiner.lock();
         if let Some(count) = state.reading.get_mut(&self.bdev) {
             *count -= 1;
@@ -143,6 +166,11 @@ impl Drop for Examination {
 }
 
 impl Examiner {
+    /// Without devices. Examinations that take long are listed among `jobs`.
+    pub(crate) fn new(jobs: &Arc<Jobs>) -> Arc<Examiner> {
+        Arc::new(Examiner { state: Mutex::default(), changed: Condvar::new(), jobs: jobs.clone() })
+    }
+
     /// Reports a device that has appeared, with its other names. It is not read if a configuration that is
     /// being applied uses one of them. Does not block.
     pub fn appeared<'a>(&self, bdev: &'a str, other_names: impl IntoIterator<Item = &'a str>) {

@@ -1,4 +1,5 @@
-//! Jobs: method calls that take long, each with a handle, progress and a way to cancel it.
+//! Jobs: method calls and examinations of devices that take long, each with a handle, progress and a way to
+//! cancel it.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -31,6 +32,8 @@ struct JobTable {
 struct Job {
     id: u64,
     method: &'static str,
+    /// The device that it examines.
+    bdev: Option<String>,
     started: Instant,
     done: AtomicU64,
     /// 0 as long as it is not known.
@@ -56,7 +59,13 @@ pub struct JobHandle(Arc<Job>);
 impl JobHandle {
     /// The handle of a call that is no job: nothing lists it, and only [`cancel`](Self::cancel) cancels it.
     pub fn standalone() -> JobHandle {
-        JobHandle(Arc::new(Job::new(0, "the call", Arc::default())))
+        JobHandle(Arc::new(Job::new(0, "the call", None, Arc::default())))
+    }
+
+    /// Ends a job that [`Jobs::begin`] has begun.
+    pub(crate) fn end(&self, outcome: Result<Value, RpcError>) {
+        // What it came to is listed, and its caller has said so already.
+        _ = self.0.end(outcome);
     }
 
     /// Requests the end, as `job_cancel` does. Fails if it is too late.
@@ -120,10 +129,11 @@ fn cancelled(method: &str) -> RpcError {
 }
 
 impl Job {
-    fn new(id: u64, method: &'static str, update_lock: Arc<Mutex<()>>) -> Job {
+    fn new(id: u64, method: &'static str, bdev: Option<&str>, update_lock: Arc<Mutex<()>>) -> Job {
         Job {
             id,
             method,
+            bdev: bdev.map(str::to_string),
             started: Instant::now(),
             done: AtomicU64::new(0),
             total: AtomicU64::new(0),
@@ -182,6 +192,9 @@ impl Job {
             "seconds": self.started.elapsed().as_secs(),
             "done": self.done.load(Ordering::Relaxed),
         });
+        if let Some(bdev) = &self.bdev {
+            described["bdev"] = json!(bdev);
+        }
         let total = self.total.load(Ordering::Relaxed);
         if total > 0 {
             described["total"] = json!(total);
@@ -204,7 +217,7 @@ impl Jobs {
         Arc::new(Jobs { table: Mutex::default(), update_lock: update_lock.clone() })
     }
 
-    fn add(&self, method: &'static str) -> Result<Arc<Job>, RpcError> {
+    fn add(&self, method: &'static str, bdev: Option<&str>) -> Result<Arc<Job>, RpcError> {
         let mut table = self.lock();
         let is_running = |job: &Arc<Job>| job.lock().outcome.is_none();
         let running = table.jobs.iter().filter(|job| is_running(job)).count();
@@ -217,9 +230,15 @@ impl Jobs {
             oldest.map(|index| table.jobs.remove(index));
         }
         table.last_id += 1;
-        let job = Arc::new(Job::new(table.last_id, method, self.update_lock.clone()));
+        let job = Arc::new(Job::new(table.last_id, method, bdev, self.update_lock.clone()));
         table.jobs.push_back(job.clone());
         Ok(job)
+    }
+
+    /// Begins a job of the examination of a device, which [`JobHandle::end`] ends. Beyond the limit of jobs it
+    /// is not listed.
+    pub(crate) fn begin(&self, method: &'static str, bdev: &str) -> JobHandle {
+        self.add(method, Some(bdev)).map_or_else(|_| JobHandle::standalone(), JobHandle)
     }
 
     /// Runs a job on this thread, and returns its outcome.
@@ -228,7 +247,7 @@ impl Jobs {
         method: &'static str,
         run: impl FnOnce(&JobHandle) -> Result<Value, RpcError>,
     ) -> Result<Value, RpcError> {
-        let job = self.add(method)?;
+        let job = self.add(method, None)?;
         let outcome = run(&JobHandle(job.clone()));
         job.end(outcome)
     }
@@ -239,7 +258,7 @@ impl Jobs {
         method: &'static str,
         run: impl FnOnce(&JobHandle) -> Result<Value, RpcError> + Send + 'static,
     ) -> Result<u64, RpcError> {
-        let job = self.add(method)?;
+        let job = self.add(method, None)?;
         let id = job.id;
         let own = job.clone();
         let thread = std::thread::Builder::new().name("job".to_string());

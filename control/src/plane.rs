@@ -104,7 +104,9 @@ pub struct ControlPlaneBuilder {
     methods: BTreeMap<&'static str, BoundMethod>,
     catalog: Catalog,
     reactors: Vec<ManagedReactor>,
+    jobs: Arc<Jobs>,
     examiner: Arc<Examiner>,
+    update_lock: Arc<Mutex<()>>,
 }
 
 impl ControlPlaneBuilder {
@@ -142,17 +144,16 @@ impl ControlPlaneBuilder {
             module.start()?;
         }
         let stage = if pending.is_some() { StartupStage::Startup } else { StartupStage::Runtime };
-        let update_lock = Arc::default();
-        self.examiner.start(&modules, &update_lock).map_err(RpcError::internal)?;
+        self.examiner.start(&modules, &self.update_lock).map_err(RpcError::internal)?;
         Ok(Arc::new(ControlPlane {
             initial: saved(&modules),
             modules,
             methods: self.methods,
             catalog: self.catalog,
             reactors: self.reactors,
-            jobs: Jobs::new(&update_lock),
+            jobs: self.jobs,
             examiner: self.examiner,
-            update_lock,
+            update_lock: self.update_lock,
             turns: Turns::default(),
             startup: Mutex::new(Startup { stage, pending }),
             started: Condvar::new(),
@@ -186,12 +187,16 @@ fn saved(modules: &[Arc<dyn DynModule>]) -> Value {
 impl ControlPlane {
     /// Without modules yet, for a program with these reactors.
     pub fn builder(reactors: Vec<ManagedReactor>) -> ControlPlaneBuilder {
+        let update_lock = Arc::default();
+        let jobs = Jobs::new(&update_lock);
         ControlPlaneBuilder {
             modules: Vec::new(),
             methods: BTreeMap::new(),
             catalog: Catalog::new(),
             reactors,
-            examiner: Arc::default(),
+            examiner: Examiner::new(&jobs),
+            jobs,
+            update_lock,
         }
     }
 

@@ -263,6 +263,11 @@ impl BlobStoreLoader {
         self.outcome.take()
     }
 
+    /// Bytes that are still to be read, as far as is known.
+    pub fn bytes_left(&self) -> u64 {
+        self.planned.iter().chain(self.in_flight.values()).map(|range| range.length).sum()
+    }
+
     fn finish(&mut self, outcome: Result<BlobStore, LoadError>) {
         self.phase = Phase::Finished;
         self.planned.clear();

@@ -9,7 +9,7 @@ use bdev::stacking::BaseBdev;
 use bdev::{Access, BdevError, ClaimType, DiskReadError, DiskReader, Registry};
 use blobstore::{BlobStore, BlobStoreLoader, LoadError, LoadOptions};
 use block_io::Op;
-use control::Examination;
+use control::{Examination, JobHandle, RpcError};
 
 /// Stores that are loaded at a time. Each has up to 32 reads of 1 MiB in flight; others wait.
 const LOADS_MAX: usize = 4;
@@ -37,6 +37,7 @@ pub(crate) struct StoreLoads {
 
 enum LoadMessage {
     Begin(Examination),
+    Cancel(u64),
     Read { load: u64, read: u64, length: usize, result: Result<Vec<u8>, DiskReadError> },
 }
 
@@ -91,6 +92,13 @@ fn claim(registry: &Registry, name: &str) -> Result<(BaseBdev, bool), BdevError>
     Ok((BaseBdev::open(registry, name, access)?, is_writable))
 }
 
+fn log_cancelled(bdev: &str) {
+    log::info!(
+        target: "lvol",
+        "the logical volume store on {bdev} is not loaded: that was cancelled; bdev_examine loads it"
+    );
+}
+
 struct LoadWorker {
     registry: Registry,
     reader: DiskReader,
@@ -98,12 +106,13 @@ struct LoadWorker {
     /// Weak, as the thread ends with the last sender.
     sender: Weak<Sender<LoadMessage>>,
     loads: BTreeMap<u64, Load>,
-    waiting: VecDeque<Examination>,
+    waiting: VecDeque<(Examination, JobHandle)>,
     last_load: u64,
 }
 
 struct Load {
     examination: Examination,
+    job: JobHandle,
     base: Arc<BaseBdev>,
     is_writable: bool,
     loader: BlobStoreLoader,
@@ -116,12 +125,22 @@ struct Load {
 impl LoadWorker {
     fn handle(&mut self, message: LoadMessage) {
         match message {
-            LoadMessage::Begin(examination) => self.waiting.push_back(examination),
+            LoadMessage::Begin(mut examination) => {
+                let job = examination.begin_job("load of a logical volume store");
+                self.waiting.push_back((examination, job));
+            }
+            LoadMessage::Cancel(id) => {
+                let Some(Load { examination, .. }) = self.loads.remove(&id) else { return };
+                log_cancelled(examination.bdev());
+            }
             LoadMessage::Read { load: id, read, length, result } => {
                 // A load that has failed does not wait for its other reads.
                 let Some(load) = self.loads.get_mut(&id) else { return };
                 match result {
-                    Ok(content) if content.len() == length => load.loader.complete(read, Some(&content)),
+                    Ok(content) if content.len() == length => {
+                        load.job.advance(length as u64);
+                        load.loader.complete(read, Some(&content));
+                    }
                     // Another device has its name now.
                     Ok(_) => load.loader.complete(read, None),
                     Err(error) => {
@@ -133,29 +152,41 @@ impl LoadWorker {
             }
         }
         while self.loads.len() < LOADS_MAX
-            && let Some(examination) = self.waiting.pop_front()
+            && let Some((examination, job)) = self.waiting.pop_front()
         {
-            self.begin(examination);
+            self.begin(examination, job);
         }
     }
 
-    fn begin(&mut self, examination: Examination) {
+    fn begin(&mut self, examination: Examination, job: JobHandle) {
         let name = examination.bdev();
+        if job.is_cancelled() {
+            return log_cancelled(name);
+        }
         // Before it is read: nothing else changes it any more.
         let (base, is_writable) = match claim(&self.registry, name) {
             Ok((base, is_writable)) => (Arc::new(base), is_writable),
             Err(error) => {
                 log::warn!(target: "lvol", "the logical volume store on {name} is not used: {error}");
-                return;
+                return examination.fail(RpcError::new(RpcError::EBUSY, error.to_string()));
             }
         };
         let geometry = base.device().geometry();
         let loader = BlobStoreLoader::new(geometry.bytes(), LoadOptions::default());
         let block_bytes = geometry.block_size.into();
         self.last_load += 1;
-        let load = Load { examination, base, is_writable, loader, block_bytes, error: None };
-        self.loads.insert(self.last_load, load);
-        self.advance(self.last_load);
+        let id = self.last_load;
+        let sender = self.sender.clone();
+        let load =
+            Load { examination, job: job.clone(), base, is_writable, loader, block_bytes, error: None };
+        self.loads.insert(id, load);
+        // Also where a device hangs, which completes no read.
+        job.on_cancel(move || {
+            let Some(sender) = sender.upgrade() else { return };
+            // An error means that the thread has ended.
+            _ = sender.send(LoadMessage::Cancel(id));
+        });
+        self.advance(id);
     }
 
     /// Begins the reads that the loader wants, and ends a load that is complete.
@@ -170,10 +201,13 @@ impl LoadWorker {
                 _ = sender.send(LoadMessage::Read { load: id, read: read.id, length: read.length, result });
             });
         }
+        load.job.set_total(load.job.done() + load.loader.bytes_left(), "bytes");
         let Some(outcome) = load.loader.outcome() else { return };
-        let Some(Load { examination, base, is_writable, error, .. }) = self.loads.remove(&id) else { return };
+        let Some(load) = self.loads.remove(&id) else { return };
+        let Load { examination, job, base, is_writable, error, .. } = load;
         let name = base.device().name();
         match outcome {
+            Ok(_) if job.commit().is_err() => log_cancelled(name),
             Ok(blobs) => (self.adopt)(LoadedStore { base, is_writable, blobs }, examination),
             Err(failure) => {
                 let cause = error.map_or(String::new(), |error| format!(": {error}"));
@@ -187,6 +221,7 @@ impl LoadWorker {
                     target: "lvol",
                     "the logical volume store on {name} is not used: {failure}{cause}{what_to_do}"
                 );
+                examination.fail(RpcError::new(RpcError::EIO, format!("{failure}{cause}{what_to_do}")));
             }
         }
     }

@@ -6,6 +6,7 @@ mod rig;
 mod support;
 
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use blobstore::{BlobId, BlobSegment};
 use block_io::{Op, Payload, RequestFlags, Status, Tag};
@@ -202,6 +203,42 @@ fn a_copy_of_a_store_is_refused_while_the_first_is_there() {
     // Another store of the same name is no copy, and is refused too.
     program.add("named so", Device::recorded("lvs-4k"), 4096);
     assert_eq!(program.stores().len(), 1);
+}
+
+#[test]
+fn a_load_from_a_device_that_hangs_is_a_job_that_can_be_cancelled() {
+    let program = Program::start();
+    program.call("bdev_set_options", json!({ "bdev_auto_examine": false }));
+    let disk = program.add("disk", Device::recorded("lvs-512"), 512);
+    // The examination reads the super block, and the load reads it again.
+    disk.reads_left.store(2, Ordering::Release);
+    let begin = || program.plane.invoke("bdev_examine", json!({ "name": "disk" }));
+    let jobs = || program.call("job_get", json!({}));
+    std::thread::scope(|scope| {
+        let examination = scope.spawn(begin);
+        let end = Instant::now() + Duration::from_secs(60);
+        let job = loop {
+            assert!(Instant::now() < end);
+            let jobs = jobs();
+            if jobs[0]["total"].as_u64() > Some(4096) {
+                break jobs[0].clone();
+            }
+            std::thread::yield_now();
+        };
+        assert_eq!(
+            (&job["bdev"], &job["state"], &job["done"]),
+            (&json!("disk"), &json!("running"), &json!(4096))
+        );
+        program.call("job_cancel", json!({ "job": job["job"] }));
+        examination.join().unwrap().unwrap();
+    });
+    assert_eq!((&jobs()[0]["state"], program.stores()), (&json!("cancelled"), vec![]));
+    assert_eq!(program.registry.find("disk").unwrap().claim(), None);
+    disk.reads_left.store(u64::MAX, Ordering::Release);
+    program.wait_unused("disk");
+    begin().unwrap();
+    assert_eq!((&jobs()[1]["state"], program.stores().len()), (&json!("done"), 1));
+    assert_eq!(jobs()[1]["done"], jobs()[1]["total"]);
 }
 
 #[test]

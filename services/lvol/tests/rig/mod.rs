@@ -38,6 +38,8 @@ pub(crate) struct Disk {
     pub(crate) image: Arc<Mutex<Device>>,
     /// Without, requests stay in flight.
     pub(crate) answers: Arc<AtomicBool>,
+    /// Reads that are answered from now on; those after them stay in flight.
+    pub(crate) reads_left: Arc<AtomicU64>,
     /// Writes of all kinds fail.
     pub(crate) fails: Arc<AtomicBool>,
     /// Flushes so far.
@@ -49,6 +51,7 @@ impl Disk {
         Disk {
             image: Arc::new(Mutex::new(image)),
             answers: Arc::new(AtomicBool::new(true)),
+            reads_left: Arc::new(AtomicU64::new(u64::MAX)),
             fails: Arc::default(),
             flushes: Arc::default(),
         }
@@ -57,6 +60,13 @@ impl Disk {
     /// The content now, as a power failure would leave it.
     pub(crate) fn image(&self) -> Device {
         self.image.lock().unwrap().clone()
+    }
+
+    /// Whether a request is answered now.
+    fn takes(&self, request: &Request) -> bool {
+        let one_less = |left: u64| left.checked_sub(1);
+        request.op != Op::Read
+            || self.reads_left.fetch_update(Ordering::AcqRel, Ordering::Acquire, one_less).is_ok()
     }
 
     fn run(&self, request: &mut Request, block_size: u64) -> Status {
@@ -140,7 +150,8 @@ impl Channel for ImageChannel {
         if !self.disk.answers.load(Ordering::Acquire) {
             return 0;
         }
-        for mut request in self.requests.drain(..).rev() {
+        let taken: Vec<Request> = self.requests.extract_if(.., |request| self.disk.takes(request)).collect();
+        for mut request in taken.into_iter().rev() {
             let status = self.disk.run(&mut request, self.block_size);
             sink.push(request.complete(status));
         }
