@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::future::Future;
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
 use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex};
@@ -62,6 +63,14 @@ impl TransportId {
             Uri::Tcp(TcpUri { host, port, .. }) => {
                 Some((if host.contains(':') { "IPv6" } else { "IPv4" }, port.to_string()))
             }
+            _ => None,
+        }
+    }
+
+    /// The address of this machine that connections come from, if it was chosen.
+    pub fn source(&self) -> Option<SocketAddr> {
+        match &self.0 {
+            Uri::Tcp(uri) => uri.source,
             _ => None,
         }
     }

@@ -1,6 +1,6 @@
 //! The module of NVMe controllers for the control plane: SPDK's `bdev_nvme_*` methods.
 
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use bdev::rpc::{BdevModule, counts_of};
@@ -194,8 +194,11 @@ control::parameters! {
         trsvcid: Option<TextOrNumber>,
         /// Subsystem
         subnqn: Option<String>,
+        /// IP address of this machine that connections come from
+        hostaddr: Option<String>,
+        /// Port that they come from
+        hostsvcid: Option<TextOrNumber>,
     }
-    only { hostaddr: String = String::new(), hostsvcid: String = String::new() }
 }
 
 /// An address as it is compared: IP addresses in one spelling, `localhost` as the loopback address that it is
@@ -211,6 +214,10 @@ fn canonical_address(traddr: &str) -> String {
 fn detach(module: &NvmeModule, params: DetachController, job: &JobHandle) -> Result<bool, RpcError> {
     let same =
         |wanted: Option<&str>, value: &str| wanted.is_none_or(|wanted| wanted.eq_ignore_ascii_case(value));
+    let source = attach::source_of(params.hostaddr.as_deref(), params.hostsvcid.as_ref())?;
+    let is_from = |wanted: SocketAddr, source: SocketAddr| {
+        wanted.ip() == source.ip() && [0, source.port()].contains(&wanted.port())
+    };
     let matches = |id: &TransportId| {
         let (adrfam, trsvcid) = id.service().unwrap_or(("", String::new()));
         let traddr = params.traddr.as_deref().map(canonical_address);
@@ -219,6 +226,7 @@ fn detach(module: &NvmeModule, params: DetachController, job: &JobHandle) -> Res
             && same(params.adrfam.as_deref(), adrfam)
             && same(params.trsvcid.as_ref().map(|port| port.0.as_str()), &trsvcid)
             && same(params.subnqn.as_deref(), id.subnqn().unwrap_or(""))
+            && source.is_none_or(|source| id.source().is_some_and(|of| is_from(source, of)))
     };
     for controller in module.initiator.controllers() {
         let is_named = controller.name == params.name;

@@ -27,6 +27,11 @@ pub struct Options {
     /// milliseconds; 0 leaves that to the kernel, which gives up after many minutes. Only over TCP
     /// (`TCP_USER_TIMEOUT`).
     pub ack_timeout_ms: u32,
+    /// How long a connection may take until the controller has answered its first message, in nanoseconds,
+    /// if that is less than `timeout_ns`; 0 is `timeout_ns`. Only over TCP.
+    pub connect_timeout_ns: u64,
+    /// Type of service of packets, or their traffic class (RFC 2474). Only over TCP.
+    pub type_of_service: u8,
     /// Delay after which an Asynchronous Event Request that failed is submitted again, unless the controller
     /// set Do Not Retry, in nanoseconds: a controller that fails each one must not keep the core busy. Only
     /// over TCP.
@@ -44,6 +49,16 @@ pub struct Options {
     pub interrupts: InterruptMode,
     /// Whether time and instructions of submission and completion are measured. Not over TCP.
     pub count_costs: bool,
+}
+
+impl Options {
+    /// How long a connection may take until the controller has answered its first message.
+    pub(crate) fn handshake_ns(&self) -> u64 {
+        match self.connect_timeout_ns {
+            0 => self.timeout_ns,
+            limit => limit.min(self.timeout_ns),
+        }
+    }
 }
 
 /// The key with which a host uses TLS, and how it is derived for the host and a subsystem.
@@ -81,6 +96,8 @@ impl Default for Options {
             queue_depth: 128,
             keep_alive_ms: 15_000,
             timeout_ns: 10_000_000_000,
+            connect_timeout_ns: 0,
+            type_of_service: 0,
             ack_timeout_ms: 0,
             event_retry_ns: 1_000_000_000,
             io_timeout_ns: 30_000_000_000,

@@ -10,9 +10,10 @@ use wire_nvme::fabrics::Nqn;
 
 /// The URI of a namespace, by transport.
 ///
-/// - `nvme+tcp://HOST:PORT/SUBNQN?ns=N`, and then any of `&hdgst=1`, `&ddgst=1`, `&hostnqn=NQN` and
-///   `&psk=FILE` with `&psk_derivation=libnvme`: HOST is a name, an IPv4 address or an IPv6 address in
-///   brackets; PORT defaults to 4420; with the key in FILE the connections use TLS;
+/// - `nvme+tcp://HOST:PORT/SUBNQN?ns=N`, and then any of `&hdgst=1`, `&ddgst=1`, `&hostnqn=NQN`,
+///   `&source=IP:PORT` and `&psk=FILE` with `&psk_derivation=libnvme`: HOST is a name, an IPv4 address or an
+///   IPv6 address in brackets; PORT defaults to 4420; connections come from the source, an address of this
+///   machine whose port may be 0; with the key in FILE they use TLS;
 /// - `nvme+pcie://DOMAIN:BUS:DEVICE.FUNCTION?ns=N`: a PCI Express function of this machine;
 /// - `nvme+vfio-user:DIR?ns=N`: a controller of another process with its socket at `DIR/cntrl`.
 ///
@@ -42,6 +43,8 @@ pub struct TcpUri {
     pub header_digest: bool,
     /// Request data digests.
     pub data_digest: bool,
+    /// The address of this machine that connections come from; port 0 is any.
+    pub source: Option<SocketAddr>,
     /// NQN of the host, instead of that in the options.
     pub hostnqn: Option<Nqn>,
     /// File with the key of TLS, instead of that in the options.
@@ -100,8 +103,8 @@ pub enum UriError {
     NoDirectory(String),
     /// Unknown or invalid option.
     #[error(
-        "'{0}' is not a valid option; valid are ns=N, and for nvme+tcp hdgst=0|1, ddgst=0|1, hostnqn=NQN, psk=FILE and \
-             psk_derivation=specified|libnvme"
+        "'{0}' is not a valid option; valid are ns=N, and for nvme+tcp hdgst=0|1, ddgst=0|1, hostnqn=NQN, \
+         source=IP:PORT, psk=FILE and psk_derivation=specified|libnvme"
     )]
     Option(String),
     /// The host name could not be resolved.
@@ -141,6 +144,7 @@ impl TcpUri {
             nsid: 1,
             header_digest: false,
             data_digest: false,
+            source: None,
             hostnqn: None,
             psk: None,
             psk_derivation: TlsDerivation::Specified,
@@ -206,6 +210,7 @@ fn parse_tcp(text: &str, rest: &str) -> Result<TcpUri, UriError> {
             ("hdgst", value) => uri.header_digest = flag(value).ok_or_else(bad)?,
             ("ddgst", value) => uri.data_digest = flag(value).ok_or_else(bad)?,
             ("hostnqn", value) => uri.hostnqn = Some(Nqn::new(value).map_err(|_| bad())?),
+            ("source", value) => uri.source = Some(value.parse().map_err(|_| bad())?),
             ("psk", value) if !value.is_empty() => uri.psk = Some(value.into()),
             ("psk_derivation", "specified") => uri.psk_derivation = TlsDerivation::Specified,
             ("psk_derivation", "libnvme") => uri.psk_derivation = TlsDerivation::Libnvme,
@@ -311,6 +316,9 @@ impl fmt::Display for TcpUri {
         }
         if let Some(hostnqn) = &self.hostnqn {
             write!(f, "&hostnqn={hostnqn}")?;
+        }
+        if let Some(source) = &self.source {
+            write!(f, "&source={source}")?;
         }
         if let Some(file) = &self.psk {
             write!(f, "&psk={}", file.display())?;

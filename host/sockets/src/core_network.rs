@@ -5,7 +5,7 @@ use std::io;
 use reactor::Core;
 use rustix::net::sockopt;
 
-use crate::{Listen, Network, SocketStream, Sockets, StreamAddress, ZERO_COPY_SEND};
+use crate::{ConnectOptions, Listen, Network, SocketStream, Sockets, StreamAddress, ZERO_COPY_SEND};
 
 /// A [`Network`] that exists on every core: kernel sockets, or a simulation's links.
 ///
@@ -21,6 +21,19 @@ pub trait CoreNetwork: Network + Sized + 'static {
     /// # Errors
     /// As of [`connect`](crate::connect()).
     fn connect(&mut self, address: &StreamAddress) -> io::Result<Self::Stream>;
+
+    /// The same with options, which a network without them ignores.
+    ///
+    /// # Errors
+    /// As of [`connect_with`](crate::connect_with()).
+    fn connect_with(
+        &mut self,
+        address: &StreamAddress,
+        options: &ConnectOptions,
+    ) -> io::Result<Self::Stream> {
+        let _ = options;
+        self.connect(address)
+    }
 
     /// Has a TCP connection fail with `TimedOut` when the peer has not acknowledged what was sent for so many
     /// milliseconds (RFC 5482). By default, as for a network without such a limit, there is none.
@@ -50,6 +63,14 @@ impl CoreNetwork for Sockets {
 
     fn connect(&mut self, address: &StreamAddress) -> io::Result<Self::Stream> {
         crate::connect(address)
+    }
+
+    fn connect_with(
+        &mut self,
+        address: &StreamAddress,
+        options: &ConnectOptions,
+    ) -> io::Result<Self::Stream> {
+        crate::connect_with(address, options)
     }
 
     fn set_ack_timeout(&mut self, stream: &SocketStream, timeout_ms: u32) -> io::Result<()> {

@@ -53,7 +53,7 @@ pub use listen::Listen;
 pub use os::{PeerCredentials, RejectedSend, SendPart, SocketCapabilities};
 pub use simulation::{NetworkFaults, SimulatedNetwork, SimulatedStream};
 pub use sockets::{CONNECTIONS_MAX, Sockets};
-pub use stream::{SocketStream, connect};
+pub use stream::{ConnectOptions, SocketStream, connect, connect_with};
 pub use transfers::{OwnedTransferConfig, OwnedTransfers, ReceiveEnd, SendStats, SentEvent, TransferEvent};
 pub use unix_listener::UnixListenSocket;
 pub use zero_copy::{ZERO_COPY_SEND, ZeroCopySwitch};

@@ -73,7 +73,28 @@ impl AsFd for SocketStream {
 /// `ConnectionRefused` without a listener, `WouldBlock` if the listener's accept queue is full, which a later
 /// attempt may not meet.
 pub fn connect(address: &StreamAddress) -> io::Result<SocketStream> {
+    connect_with(address, &ConnectOptions::default())
+}
+
+/// How a TCP connection is made. A UNIX socket has none of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ConnectOptions {
+    /// The address of this machine that it comes from; port 0 is any.
+    pub source: Option<SocketAddr>,
+    /// Type of service of its packets, or their traffic class (`IP_TOS`, `IPV6_TCLASS`; RFC 2474).
+    pub type_of_service: u8,
+}
+
+/// The same as [`connect`].
+///
+/// # Errors
+/// As of [`connect`]; `AddrNotAvailable` for a source that is no address of this machine, `AddrInUse` for one
+/// whose port is in use, and `InvalidInput` for one of another family.
+pub fn connect_with(address: &StreamAddress, options: &ConnectOptions) -> io::Result<SocketStream> {
     let socket = open(address)?;
+    if let StreamAddress::Tcp(to) = address {
+        options.apply(&socket, to)?;
+    }
     let connected = match address {
         StreamAddress::Tcp(address) => rustix::net::connect(&socket, address),
         StreamAddress::Unix(path) => rustix::net::connect(&socket, &SocketAddrUnix::new(path.as_path())?),
@@ -85,6 +106,27 @@ pub fn connect(address: &StreamAddress) -> io::Result<SocketStream> {
             Ok(SocketStream { socket, is_unix, is_accepted: false })
         }
         Err(error) => Err(error.into()),
+    }
+}
+
+impl ConnectOptions {
+    fn apply(&self, socket: &OwnedFd, to: &SocketAddr) -> io::Result<()> {
+        if let Some(source) = &self.source {
+            if source.is_ipv4() != to.is_ipv4() {
+                let message = format!("{source} and {to} are addresses of different families");
+                return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
+            }
+            if source.port() != 0 {
+                // A connection from this port that has ended does not make another one fail.
+                sockopt::set_socket_reuseaddr(socket, true)?;
+            }
+            rustix::net::bind(socket, source)?;
+        }
+        match self.type_of_service {
+            0 => Ok(()),
+            service if to.is_ipv4() => Ok(sockopt::set_ip_tos(socket, service)?),
+            service => Ok(sockopt::set_ipv6_tclass(socket, service.into())?),
+        }
     }
 }
 

@@ -1,5 +1,6 @@
 //! Methods that attach controllers, one by one or by discovery.
 
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use control::json::{Value, json};
@@ -56,6 +57,7 @@ fn transport_id(
     trsvcid: Option<&TextOrNumber>,
     subnqn: Option<&str>,
     digests: (bool, bool),
+    source: Option<SocketAddr>,
 ) -> Result<TransportId, RpcError> {
     let invalid = |message: String| RpcError::new(RpcError::EINVAL, message);
     let uri = match trtype.to_ascii_uppercase().as_str() {
@@ -77,7 +79,8 @@ fn transport_id(
                 ))
             })?;
             let (header_digest, data_digest) = digests;
-            Uri::Tcp(nvme::TcpUri { host, port, header_digest, data_digest, ..nvme::TcpUri::new(subnqn) })
+            let uri = nvme::TcpUri::new(subnqn);
+            Uri::Tcp(nvme::TcpUri { host, port, header_digest, data_digest, source, ..uri })
         }
         "PCIE" => format!("nvme+pcie://{traddr}")
             .parse()
@@ -87,7 +90,36 @@ fn transport_id(
             return Err(invalid(format!("Failed to parse trtype: {other}; expected PCIe, TCP or VFIOUSER")));
         }
     };
+    if source.is_some() && !matches!(uri, Uri::Tcp(_)) {
+        return Err(invalid("hostaddr: only connections over TCP have an address of this machine".into()));
+    }
     Ok(TransportId(uri))
+}
+
+/// The address of this machine that connections come from.
+pub(super) fn source_of(
+    hostaddr: Option<&str>,
+    hostsvcid: Option<&TextOrNumber>,
+) -> Result<Option<SocketAddr>, RpcError> {
+    let invalid = |message: String| RpcError::new(RpcError::EINVAL, message);
+    let port = hostsvcid.map(|port| port.0.as_str()).filter(|port| !port.is_empty());
+    let Some(host) = hostaddr.filter(|host| !host.is_empty()) else {
+        return match port {
+            None => Ok(None),
+            Some(_) => Err(invalid("hostsvcid needs hostaddr".into())),
+        };
+    };
+    let address = host.parse::<IpAddr>();
+    let address = address.map_err(|_| invalid(format!("hostaddr: '{host}' is no IP address")))?;
+    let port = port.map_or(Some(0), |port| port.parse().ok());
+    let port = port.ok_or_else(|| invalid("hostsvcid must be a TCP port, 0 to 65535".into()))?;
+    Ok(Some(SocketAddr::new(address, port)))
+}
+
+/// `hostaddr` and `hostsvcid`, as they are saved.
+fn saved_source(source: Option<SocketAddr>) -> (Option<String>, Option<TextOrNumber>) {
+    let port = source.map(|source| source.port()).filter(|port| *port != 0);
+    (source.map(|source| source.ip().to_string()), port.map(|port| TextOrNumber(port.to_string())))
 }
 
 /// `trtype`, `traddr`, `adrfam` and `trsvcid` of a controller, as they are saved.
@@ -125,6 +157,10 @@ control::parameters! {
         trsvcid: Option<TextOrNumber>,
         /// Subsystem; required for TCP
         subnqn: Option<String>,
+        /// IP address of this machine that connections come from; only over TCP
+        hostaddr: Option<String>,
+        /// Port that they come from; 0 or without, any
+        hostsvcid: Option<TextOrNumber>,
         /// Host; without, the driver's
         hostnqn: Option<HostNqn>,
         /// Header digests
@@ -160,8 +196,6 @@ control::parameters! {
     }
     only {
         priority: String = String::new(),
-        hostaddr: String = String::new(),
-        hostsvcid: String = String::new(),
         allow_unrecognized_csi: bool = false,
     }
     // Controllers always check what protection information they have.
@@ -225,6 +259,7 @@ impl AttachController {
             self.trsvcid.as_ref(),
             self.subnqn.as_deref(),
             (self.hdgst, self.ddgst),
+            source_of(self.hostaddr.as_deref(), self.hostsvcid.as_ref())?,
         )
     }
 
@@ -233,6 +268,7 @@ impl AttachController {
         let id = self.id()?;
         (self.trtype, self.traddr, self.adrfam, self.trsvcid) = saved_address(&id);
         self.subnqn = id.subnqn().map(str::to_string);
+        (self.hostaddr, self.hostsvcid) = saved_source(id.source());
         let loss_timeouts = options.complete(
             &mut self.ctrlr_loss_timeout_sec,
             &mut self.reconnect_delay_sec,
@@ -364,6 +400,7 @@ impl StartDiscovery {
             Some(&port),
             Some(wire_nvme::fabrics::DISCOVERY_NQN),
             (false, false),
+            None,
         )
     }
 

@@ -49,6 +49,8 @@ pub(super) struct NvmeOptions {
     io_queue_requests: u32,
     /// log2 of milliseconds; 0 is none.
     transport_ack_timeout: u8,
+    tcp_connect_timeout_ms: u32,
+    transport_tos: u8,
     pub(super) loss_timeouts: LossTimeouts,
     pub(super) policy: Policy,
     pub(super) io_path_stat: bool,
@@ -67,6 +69,8 @@ impl Default for NvmeOptions {
             bdev_retry_count: 3,
             io_queue_requests: 0,
             transport_ack_timeout: 0,
+            tcp_connect_timeout_ms: 0,
+            transport_tos: 0,
             loss_timeouts: (0, 0, 0),
             policy: Policy::ActivePassive,
             io_path_stat: false,
@@ -115,6 +119,8 @@ impl NvmeOptions {
                 // The kernel takes a signed number.
                 log2 => 1u32.checked_shl(log2.into()).unwrap_or(u32::MAX).min(i32::MAX as u32),
             },
+            connect_timeout_ns: u64::from(self.tcp_connect_timeout_ms) * 1_000_000,
+            type_of_service: self.transport_tos,
             quiesce_wait: self.quiesce_wait,
             map_lent_memory: self.map_lent_memory,
             ..default
@@ -220,6 +226,11 @@ control::parameters! {
         /// How long a peer may not acknowledge what was sent over TCP, as a power of two of milliseconds, 31
         /// at most; 0 is the kernel's time, of many minutes
         transport_ack_timeout: Option<u8>,
+        /// How long a connection over TCP may take until the controller has answered its first message; 0 is
+        /// the time-out of admin commands
+        tcp_connect_timeout_ms: Option<u32> ["ms"],
+        /// Type of service of packets over TCP, or their traffic class
+        transport_tos: Option<u8>,
         /// When a lost controller is given up; -1 is never, 0 at once
         ctrlr_loss_timeout_sec: Option<i32> ["s"],
         /// Time between attempts to reconnect
@@ -248,11 +259,9 @@ control::parameters! {
         high_priority_weight: u32 = 0,
         disable_auto_failback: bool = false,
         generate_uuids: bool = false,
-        transport_tos: u32 = 0,
         nvme_error_stat: bool = false,
         allow_accel_sequence: bool = false,
         rdma_umr_per_io: bool = false,
-        tcp_connect_timeout_ms: u32 = 0,
     }
     one_of { enable_flush: bool = [true, false], delay_cmd_submit: bool = [true, false] }
     ignored("the driver does not have these options") {
@@ -303,6 +312,8 @@ fn set_options(module: &NvmeModule, params: SetOptions) -> Result<bool, RpcError
     options.transport_ack_timeout = params.transport_ack_timeout.unwrap_or(options.transport_ack_timeout);
     // As SPDK, which takes 8 bits and uses 5.
     options.transport_ack_timeout = options.transport_ack_timeout.min(TRANSPORT_ACK_TIMEOUT_MAX);
+    options.tcp_connect_timeout_ms = params.tcp_connect_timeout_ms.unwrap_or(options.tcp_connect_timeout_ms);
+    options.transport_tos = params.transport_tos.unwrap_or(options.transport_tos);
     options.io_path_stat = params.io_path_stat.unwrap_or(options.io_path_stat);
     options.quiesce_wait = params.quiesce_wait.unwrap_or(options.quiesce_wait);
     options.map_lent_memory = params.map_lent_memory.unwrap_or(options.map_lent_memory);
@@ -330,6 +341,8 @@ fn set_options(module: &NvmeModule, params: SetOptions) -> Result<bool, RpcError
         bdev_retry_count: Some(options.bdev_retry_count),
         io_queue_requests: Some(options.io_queue_requests),
         transport_ack_timeout: Some(options.transport_ack_timeout),
+        tcp_connect_timeout_ms: Some(options.tcp_connect_timeout_ms),
+        transport_tos: Some(options.transport_tos),
         ctrlr_loss_timeout_sec: Some(options.loss_timeouts.0),
         reconnect_delay_sec: Some(options.loss_timeouts.1),
         fast_io_fail_timeout_sec: Some(options.loss_timeouts.2),

@@ -373,7 +373,8 @@ impl<Q: FabricsQueue> Association<Q> {
 
     /// Waits until the transport is ready for commands.
     async fn initialize(&mut self) -> Result<(), NvmeOpenError> {
-        self.inner.borrow_mut().response_deadline_ns = Some(self.core.now_ns() + self.timeout_ns);
+        let deadline_ns = self.core.now_ns() + self.handle.options.handshake_ns();
+        self.inner.borrow_mut().response_deadline_ns = Some(deadline_ns);
         std::future::poll_fn(|context| {
             let mut inner = self.inner.borrow_mut();
             if let Some(failure) = inner.queue.failure() {

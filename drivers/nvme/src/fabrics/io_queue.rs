@@ -75,13 +75,14 @@ impl<Q: FabricsQueue> ConnectedQueue<Q> {
         let qid_number = qid.qid;
         let mut connection = ConnectedQueue { queue, _qid: qid };
         let deadline_ns = core.now_ns() + association.options.timeout_ns;
+        let handshake_end_ns = core.now_ns() + association.options.handshake_ns();
         while !connection.queue.is_ready() {
             connection.queue.receive();
             if let Some(failure) = connection.queue.failure() {
                 return Err(Q::connect_error(remote, failure));
             }
             if !connection.queue.is_ready() {
-                connection.wait(core, Q::HANDSHAKE, deadline_ns).await?;
+                connection.wait(core, Q::HANDSHAKE, handshake_end_ns).await?;
             }
         }
         let request = Request::new(Tag(0), Op::Flush, 0, 0);

@@ -7,7 +7,7 @@ use block_io::Request;
 use dma::Data;
 use nvme_auth::{AuthHash, TlsIdentityVersion};
 use reactor::Core;
-use sockets::{CoreNetwork, NetworkEvent, SentEvent, Sockets};
+use sockets::{ConnectOptions, CoreNetwork, NetworkEvent, SentEvent, Sockets};
 use tls::{Psk, PskHash, TlsLayer};
 use wire_nvme::Sqe;
 use wire_nvme::fabrics::Nqn;
@@ -30,6 +30,8 @@ const IO_SCRATCH_BYTES: usize = 48 << 10;
 pub struct TcpRemote {
     /// Its address.
     pub address: SocketAddr,
+    /// The address of this machine that connections come from.
+    pub source: Option<SocketAddr>,
     /// Request header digests.
     pub header_digest: bool,
     /// Request data digests.
@@ -91,7 +93,8 @@ impl<N: CoreNetwork> FabricsQueue for TcpConnection<N> {
 
     fn resolve(uri: &TcpUri) -> Result<TcpRemote, NvmeOpenError> {
         let (header_digest, data_digest) = (uri.header_digest, uri.data_digest);
-        Ok(TcpRemote { address: uri.resolve()?, header_digest, data_digest, subnqn: uri.subnqn.clone() })
+        let (address, source, subnqn) = (uri.resolve()?, uri.source, uri.subnqn.clone());
+        Ok(TcpRemote { address, source, header_digest, data_digest, subnqn })
     }
 
     fn connect(
@@ -103,7 +106,8 @@ impl<N: CoreNetwork> FabricsQueue for TcpConnection<N> {
     ) -> Result<TcpConnection<N>, NvmeOpenError> {
         let layer = options.tls.as_ref().map(|tls| tls_layer(tls, remote, options)).transpose()?;
         let mut network = N::of_core(core);
-        let stream = network.connect(&remote.address.into());
+        let how = ConnectOptions { source: remote.source, type_of_service: options.type_of_service };
+        let stream = network.connect_with(&remote.address.into(), &how);
         let id = stream.and_then(|stream| {
             if options.ack_timeout_ms > 0 {
                 network.set_ack_timeout(&stream, options.ack_timeout_ms)?;
