@@ -108,6 +108,7 @@ fn verified_load_outlives_nodes_that_are_killed_and_stopped() {
     let missing = ringbolt(&["image", "remove", "other", "--cluster", cluster.path()]);
     assert!(text(&missing.stderr).contains("there is no image pool/other"), "{}", text(&missing.stderr));
     an_image_in_use_is_not_taken_away(&cluster, &directory);
+    an_image_in_the_trash_is_had_back_until_it_is_purged(&cluster);
     cluster.ok(&["image", "resize", "--allow-shrink", "vol", "32m"]);
     let listed: Value = serde_json::from_str(&cluster.ok(&["image", "list", "--json"])).unwrap();
     assert_eq!((&listed[0]["name"], &listed[0]["size"]), (&"vol".into(), &(32u64 << 20).into()));
@@ -182,6 +183,21 @@ fn an_image_in_use_is_not_taken_away(cluster: &Cluster, directory: &Path) {
         std::thread::sleep(Duration::from_millis(50));
     }
 
+    // With another name it is the same image to the one that has it.
+    cluster.ok(&["image", "rename", "vol", "data"]);
+    refused(cluster.run(&["image", "rename", "vol", "data"]), "there is no image pool/vol");
+    refused(cluster.run(&["image", "remove", "--keep", "1d", "data"]), &in_use);
+    cluster.ok(&["image", "resize", "data", "100m"]);
+    let end = Instant::now() + Duration::from_secs(30);
+    while blocks(&first) != (100u64 << 20) / 512 {
+        assert!(Instant::now() < end, "the server does not see that the renamed image has grown");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    cluster.ok(&["image", "rename", "data", "vol"]);
+    cluster.ok(&["image", "resize", "--allow-shrink", "--force", "vol", "96m"]);
+    first.ok(&["bdev_store_delete", "name=v"]);
+    first.ok(&create);
+
     // By force; then both have it for their whole blocks.
     second.ok(&[&create[..], &["force=true"]].concat());
     second.ok(&["bdev_store_delete", "name=v"]);
@@ -200,6 +216,47 @@ fn an_image_in_use_is_not_taken_away(cluster: &Cluster, directory: &Path) {
     let kept = cluster.perf(&["--rw=read", "--size=6m", "--iodepth=16"]).output().unwrap();
     assert!(kept.status.success(), "{}{}", text(&kept.stdout), text(&kept.stderr));
     refused(cluster.perf(&["--rw=read", "--offset=6m", "--size=4k"]).output().unwrap(), "");
+}
+
+/// Image `vol` of 64 MiB, which none has.
+fn an_image_in_the_trash_is_had_back_until_it_is_purged(cluster: &Cluster) {
+    let refused = |arguments: &[&str], why: &str| {
+        let stderr = text(&cluster.run(arguments).stderr);
+        assert!(stderr.contains(why), "{stderr}");
+    };
+    let trash =
+        || -> Value { serde_json::from_str(&cluster.ok(&["image", "list", "--trash", "--json"])).unwrap() };
+    let verify = || cluster.perf(&["--rw=read", "--size=6m", "--iodepth=16"]).output().unwrap();
+    let written = cluster.perf(&["--rw=write", "--size=6m", "--iodepth=16"]).output().unwrap();
+    assert!(written.status.success(), "{}", text(&written.stderr));
+    cluster.ok(&["image", "protect", "vol"]);
+    refused(&["image", "remove", "--keep", "7d", "vol"], "pool/vol is protected");
+    cluster.ok(&["image", "unprotect", "vol"]);
+    cluster.ok(&["image", "remove", "--keep", "7d", "vol"]);
+    refused(&["image", "remove", "vol"], "there is no image pool/vol");
+    let entry = &trash()[0];
+    assert_eq!((&entry["name"], &entry["size"]), (&json!("vol"), &json!(64 << 20)));
+    let inside = format!("trash.{}", entry["volume"]);
+    refused(&["image", "resize", &inside, "80m"], "is in the trash");
+    assert!(!cluster.ok(&["image", "list"]).contains("pool/"), "it is listed");
+    refused(&["store", "pool", "remove", "pool"], "has images");
+
+    // Its name is free, and its data is there.
+    cluster.ok(&["image", "create", "vol", "8m"]);
+    refused(&["image", "restore", "vol"], "--as");
+    cluster.ok(&["image", "remove", "--keep", "0s", "vol"]);
+    refused(&["image", "restore", "vol"], "--volume");
+    cluster.ok(&["image", "purge", "--expired"]);
+    assert_eq!(trash().as_array().unwrap().len(), 1);
+    refused(&["image", "purge", "vol"], "--force");
+    cluster.ok(&["image", "restore", "vol"]);
+    assert!(verify().status.success(), "{}", text(&verify().stdout));
+    assert_eq!(trash(), json!([]));
+
+    cluster.ok(&["image", "remove", "--keep", "7d", "vol"]);
+    cluster.ok(&["image", "purge", "--force", "vol"]);
+    refused(&["image", "restore", "vol"], "there is no image pool/vol in the trash");
+    cluster.ok(&["image", "create", "vol", "64m"]);
 }
 
 /// All nodes hang under load through an export, which is removed then.

@@ -5,6 +5,8 @@ mod rig;
 #[path = "rig/store.rs"]
 mod store;
 
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -167,6 +169,67 @@ fn keys_that_are_not_the_clusters_are_refused_by_name() {
         assert!(!output.status.success() && text(&output.stderr).contains(why), "{}", text(&output.stderr));
         assert!(!out.exists());
     }
+    rig.end();
+}
+
+/// The connections of the nodes with TLS, and without.
+fn connections(status: &Value) -> [u64; 2] {
+    let count = |kind: &str| {
+        let of_node = |node: &Value| node["report"]["connections"][kind].as_u64().unwrap_or(0);
+        status["nodes"].as_array().unwrap().iter().map(of_node).sum()
+    };
+    [count("tls"), count("plain")]
+}
+
+#[test]
+fn connections_are_encrypted_node_by_node_under_a_verified_load() {
+    let rig = KeyRig::start("store-tls");
+    let vm = rig.client("vm", &["pool:rw", "other:r"], "pool");
+    let load = ["--rw=randrw", "--verify=crc32c", "--iodepth=8", "--size=8m", "--time_based", "--runtime=20"];
+    let running = rig.cluster.perf(&load).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    assert_eq!(connections(&rig.cluster.status())[0], 0);
+    for node in ["--node=1", "--node=2"] {
+        rig.cluster.ok(&["store", "tls", "on", node]);
+    }
+    // The nodes' own connections, and those of clients that begin now.
+    rig.cluster.wait_for("TLS between nodes", |status| connections(status)[0] > 0);
+    assert!(perf(&vm, "other", READ).status.success());
+    rig.cluster.ok(&["store", "tls", "required"]);
+    let status = rig.cluster.wait_for("TLS alone", |status| {
+        let [tls, plain] = connections(status);
+        tls > 0 && plain == 0
+    });
+    assert_eq!(status["nodes"][0]["tls"], "required");
+    let output = running.wait_with_output().unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    rig.cluster.wait_until_healthy();
+
+    // Keys give the same rights, and others are refused by name.
+    assert!(perf(&vm, "pool", READ).status.success());
+    assert!(!perf(&vm, "other", WRITE).status.success());
+    let key = std::fs::read_to_string(vm.join("key")).unwrap();
+    for (wrong, name) in [(format!("vm:{}", "00".repeat(32)), "vm"), (key.replace("vm:", "other:"), "other")]
+    {
+        std::fs::write(vm.join("key"), wrong).unwrap();
+        refused(&vm, name);
+    }
+    std::fs::write(vm.join("key"), &key).unwrap();
+
+    // A greeting without TLS is not answered.
+    let address = status["nodes"][0]["report"]["address"].as_str().unwrap();
+    let mut stranger = TcpStream::connect(address).unwrap();
+    stranger.write_all(b"RBGR").unwrap();
+    let mut answer = Vec::new();
+    // An error is a reset, as bytes were not read.
+    let _ = stranger.read_to_end(&mut answer);
+    assert_eq!(answer, b"");
+
+    rig.cluster.ok(&["store", "tls", "off"]);
+    wait_until("a client connects without TLS", || {
+        perf(&vm, "pool", READ).status.success() && rig.cluster.status()["nodes"][0]["tls"] == "off"
+    });
+    let unknown = rig.cluster.run(&["store", "tls", "on", "--node=9"]);
+    assert!(text(&unknown.stderr).contains("the cluster has no node 9"), "{}", text(&unknown.stderr));
     rig.end();
 }
 

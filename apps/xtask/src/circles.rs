@@ -35,7 +35,6 @@ const KNOWN: &[(&str, usize)] = &[
     ("services/lvol", 13),
     ("sim", 8),
     ("store/client", 3),
-    ("store/link", 3),
     ("store/cluster-map", 10),
     ("store/node", 23),
     ("store/objects", 2),

@@ -81,6 +81,14 @@ impl TlsLayer {
         TlsLayer { start, session: None, unsent: Vec::new(), ended: None, failure: None, excess: 0 }
     }
 
+    /// Takes bytes of the peer that were received before there was a layer.
+    ///
+    /// # Errors
+    /// As [`TlsSession::put_records`].
+    pub fn put_received(&mut self, records: &[u8]) -> Result<(), TlsError> {
+        self.session()?.put_records(records)
+    }
+
     /// Whether the handshake is done.
     pub fn is_established(&self) -> bool {
         self.session.as_ref().is_some_and(TlsSession::is_established)

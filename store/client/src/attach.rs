@@ -6,7 +6,7 @@
 //! keeps data whole is the attach epoch: it is raised with each holder, and a group that has seen a higher
 //! one takes no write of a lower one.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::net::UdpSocket;
 use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
@@ -539,6 +539,8 @@ impl HolderProcess {
         }
         let is_older = self.is_map_older()?;
         let images = self.map.images()?;
+        let by_volume: HashMap<u64, &ImageEntry> =
+            images.values().map(|image| (image.volume, image)).collect();
         let mut is_doubtful = false;
         for watch in watched {
             let (pool, image) = (&watch.pool, &watch.image);
@@ -548,8 +550,8 @@ impl HolderProcess {
             {
                 log::error!("image {pool}/{image} was attached elsewhere by force: its requests fail here");
             }
-            let entry = images.get(&(pool.clone(), image.clone()));
-            if let Some(entry) = entry.filter(|entry| entry.volume == watch.volume) {
+            // It may have another name by now.
+            if let Some(entry) = by_volume.get(&watch.volume) {
                 *sync::lock(&watch.missing_since) = None;
                 (watch.resized)(entry.bytes);
             } else if !is_older && self.is_removed(&watch)? {

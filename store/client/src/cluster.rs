@@ -8,7 +8,7 @@ use cluster_map::{
     ClusterMap, EtcdOptions, GroupId, ImageEntry, MapError, MapLocation, PoolClass, PoolRecord, ReplicaId,
 };
 use sockets::StreamAddress;
-use store_link::{Identity, LinkKey};
+use store_link::{Identity, LinkKey, NodeAddress};
 
 /// Why a client cannot use a cluster.
 #[derive(Debug, thiserror::Error)]
@@ -34,6 +34,26 @@ pub enum ClientError {
         pool: String,
         /// Name.
         image: String,
+    },
+    /// The image is in the trash.
+    #[error("image {pool}/{image} is in the trash: `ringbolt image restore` takes it out")]
+    Trashed {
+        /// Pool.
+        pool: String,
+        /// Name.
+        image: String,
+    },
+    /// Several images in the trash had a name.
+    #[error(
+        "several images in the trash were {pool}/{image}: choose one by its volume, --volume with one of {volumes}"
+    )]
+    SeveralTrashed {
+        /// Pool.
+        pool: String,
+        /// Name.
+        image: String,
+        /// Their volumes.
+        volumes: String,
     },
     /// Another one has the image attached.
     #[error(
@@ -107,7 +127,7 @@ pub struct Cluster {
 pub(crate) struct PoolView {
     pub(crate) identity: Arc<Identity>,
     pub(crate) pool: PoolRecord,
-    pub(crate) nodes: BTreeMap<ReplicaId, StreamAddress>,
+    pub(crate) nodes: BTreeMap<ReplicaId, NodeAddress>,
     /// The replicas of each group, the primary first.
     pub(crate) replicas: BTreeMap<u32, Vec<ReplicaId>>,
 }
@@ -145,13 +165,17 @@ impl Cluster {
         Ok(Identity { cluster, node, key: self.key.clone() })
     }
 
-    /// An image of a pool.
+    /// An image of a pool, which is not in the trash.
     ///
     /// # Errors
-    /// [`ClientError::NoImage`], [`ClientError::Map`].
+    /// [`ClientError::NoImage`], [`ClientError::Trashed`], [`ClientError::Map`].
     pub fn image(&self, pool: &str, image: &str) -> Result<ImageEntry, ClientError> {
         let missing = || ClientError::NoImage { pool: pool.to_string(), image: image.to_string() };
-        self.map.images()?.remove(&(pool.to_string(), image.to_string())).ok_or_else(missing)
+        let found = self.map.images()?.remove(&(pool.to_string(), image.to_string())).ok_or_else(missing)?;
+        match found.trashed {
+            None => Ok(found),
+            Some(_) => Err(ClientError::Trashed { pool: pool.to_string(), image: image.to_string() }),
+        }
     }
 
     pub(crate) fn view(&self, pool: &str) -> Result<PoolView, ClientError> {
@@ -163,7 +187,7 @@ impl Cluster {
             let Some(address) = node.addresses.first() else { continue };
             let parsed = address.parse().map(StreamAddress::Tcp);
             let parsed = parsed.map_err(|_| ClientError::Address { node: id.0, address: address.clone() })?;
-            nodes.insert(ReplicaId(id.0), parsed);
+            nodes.insert(ReplicaId(id.0), NodeAddress { stream: parsed, has_tls: !node.tls.is_off() });
         }
         let mut replicas: BTreeMap<u32, Vec<ReplicaId>> = BTreeMap::new();
         let range = pool.first_group..pool.first_group + pool.groups;

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use cluster_map::ReplicaId;
 use reactor::Core;
-use sockets::{ConnectionId, CoreNetwork, Network, NetworkEvent, StreamAddress};
-use store_link::{Identity, Link, LinkError, LinkEvent};
+use sockets::{ConnectionId, CoreNetwork, Network, NetworkEvent};
+use store_link::{Identity, Link, LinkError, LinkEvent, NodeAddress};
 use wire_replica::{EncodedFrame, Frame};
 
 /// A node that refused a connection, or lost it, is tried again after this time.
@@ -16,7 +16,7 @@ const GREETING_NS: u64 = 1_000_000_000;
 
 /// A node, and the connection to it.
 struct NodeConnection {
-    address: StreamAddress,
+    address: NodeAddress,
     link: Option<(ConnectionId, Link)>,
     /// When it may be connected to again, or the greetings are too late.
     at_ns: u64,
@@ -27,7 +27,7 @@ struct NodeConnection {
 }
 
 impl NodeConnection {
-    fn new(address: &StreamAddress) -> NodeConnection {
+    fn new(address: &NodeAddress) -> NodeConnection {
         NodeConnection { address: address.clone(), link: None, at_ns: 0, is_dirty: false, is_foreign: false }
     }
 }
@@ -48,7 +48,7 @@ impl<N: CoreNetwork> Connections<N> {
     pub(crate) fn new(
         core: &Core,
         identity: Arc<Identity>,
-        nodes: &BTreeMap<ReplicaId, StreamAddress>,
+        nodes: &BTreeMap<ReplicaId, NodeAddress>,
     ) -> Connections<N> {
         Connections {
             network: N::of_core(core),
@@ -62,7 +62,7 @@ impl<N: CoreNetwork> Connections<N> {
     }
 
     /// The nodes have these addresses now. A connection to an old one ends by itself.
-    pub(crate) fn set_addresses(&mut self, nodes: &BTreeMap<ReplicaId, StreamAddress>) {
+    pub(crate) fn set_addresses(&mut self, nodes: &BTreeMap<ReplicaId, NodeAddress>) {
         for (id, address) in nodes {
             let node = self.nodes.entry(*id).or_insert_with(|| NodeConnection::new(address));
             node.address = address.clone();
@@ -82,8 +82,9 @@ impl<N: CoreNetwork> Connections<N> {
                 return false;
             }
             to.at_ns = now_ns + RECONNECT_NS;
-            let connect = self.network.connect(&to.address).and_then(|stream| self.network.add(stream));
-            let link = Link::connect_to(self.identity.clone(), node);
+            let connect =
+                self.network.connect(&to.address.stream).and_then(|stream| self.network.add(stream));
+            let link = Link::connect_at(self.identity.clone(), node, &to.address);
             let (Ok(connection), Ok(link)) = (connect, link) else { return false };
             to.at_ns = now_ns + GREETING_NS;
             to.link = Some((connection, link));

@@ -20,6 +20,7 @@ pub mod rpc;
 mod sessions;
 mod status;
 mod sweep;
+mod trash;
 mod watch;
 
 pub use attach::AttachOptions;
@@ -32,3 +33,4 @@ pub use reclaim::{
 };
 pub use status::{StatusError, ask_nodes};
 pub use store_image::IMAGE_BLOCK_BYTES;
+pub use trash::{TrashEntry, purge_image, rename_image, restore_image, trash, trash_image, trashed_image};

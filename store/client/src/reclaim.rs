@@ -116,13 +116,18 @@ async fn sweep(
 }
 
 /// An image that this attaches while it removes objects: no other client writes it then, in any group.
-struct Emptied {
+pub(crate) struct Emptied {
     watch: Arc<PoolWatch>,
     attachment: Attachment,
 }
 
 impl Emptied {
-    fn new(
+    /// Others are to attach it again.
+    pub(crate) fn detach(&self) {
+        self.attachment.detach();
+    }
+
+    pub(crate) fn new(
         cluster: &Cluster,
         pool: &str,
         name: &str,
@@ -185,7 +190,7 @@ pub async fn remove_image(
     let removed = match cluster.map().remove_image(pool, name).map_err(ClientError::Map) {
         Ok(removed) => removed,
         Err(error) => {
-            emptied.attachment.detach();
+            emptied.detach();
             return Err(error.into());
         }
     };
@@ -206,7 +211,7 @@ pub async fn reclaim_removed(
     empty(core, cluster, &emptied, removed, progress).await
 }
 
-async fn empty(
+pub(crate) async fn empty(
     core: &Core,
     cluster: &Cluster,
     emptied: &Emptied,
@@ -217,7 +222,7 @@ async fn empty(
     if swept.is_ok() {
         cluster.map().image_is_empty(removed).map_err(ClientError::Map)?;
     }
-    emptied.attachment.detach();
+    emptied.detach();
     swept
 }
 
@@ -266,7 +271,7 @@ pub async fn resize_image(
             Ok::<_, ReclaimError>(done)
         };
         let cut = cut.await;
-        emptied.attachment.detach();
+        emptied.detach();
         image = cut?;
     }
     if bytes != image.bytes {
@@ -292,10 +297,17 @@ pub async fn reclaim_unknown(
         return Err(ClientError::VolumeOfImage(volume).into());
     }
     let bytes = store_image::IMAGE_BYTES_MAX;
-    let image = ImageEntry { uuid: uuid::Uuid::nil(), volume, bytes, cut_from: None, protected: false };
+    let image = ImageEntry {
+        uuid: uuid::Uuid::nil(),
+        volume,
+        bytes,
+        cut_from: None,
+        protected: false,
+        trashed: None,
+    };
     let emptied = Emptied::new(cluster, pool, &format!("of volume {volume}"), &image, false)?;
     let swept = emptied.sweep(core, &image, 0, progress).await;
-    emptied.attachment.detach();
+    emptied.detach();
     swept
 }
 

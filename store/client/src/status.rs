@@ -10,8 +10,8 @@ use std::task::Poll;
 use cluster_map::ReplicaId;
 use control::json::{self, Value};
 use reactor::Core;
-use sockets::{ConnectionId, CoreNetwork, Network, NetworkEvent, StreamAddress};
-use store_link::{Identity, Link, LinkError, LinkEvent};
+use sockets::{ConnectionId, CoreNetwork, Network, NetworkEvent};
+use store_link::{Identity, Link, LinkError, LinkEvent, NodeAddress};
 use wire_replica::Frame;
 
 /// Nodes that are asked at a time: each answer takes up to 4 MiB.
@@ -58,7 +58,7 @@ struct Asking<N: Network> {
     identity: Arc<Identity>,
     timeout_ns: u64,
     /// Those that are not asked yet.
-    waiting: BTreeMap<ReplicaId, StreamAddress>,
+    waiting: BTreeMap<ReplicaId, NodeAddress>,
     /// By connection.
     asked: BTreeMap<u64, Asked>,
     answers: BTreeMap<ReplicaId, Result<Value, StatusError>>,
@@ -69,7 +69,7 @@ struct Asking<N: Network> {
 pub async fn ask_nodes<N: CoreNetwork>(
     core: &Core,
     identity: Identity,
-    nodes: BTreeMap<ReplicaId, StreamAddress>,
+    nodes: BTreeMap<ReplicaId, NodeAddress>,
     timeout_ns: u64,
 ) -> BTreeMap<ReplicaId, Result<Value, StatusError>> {
     let mut asking = Asking {
@@ -129,9 +129,9 @@ impl<N: CoreNetwork> Asking<N> {
         }
     }
 
-    fn ask(&mut self, node: ReplicaId, address: &StreamAddress, now_ns: u64) -> Result<(), StatusError> {
-        let stream = self.network.connect(address).map_err(StatusError::Unreachable)?;
-        let mut link = Link::connect_to(self.identity.clone(), node)?;
+    fn ask(&mut self, node: ReplicaId, address: &NodeAddress, now_ns: u64) -> Result<(), StatusError> {
+        let stream = self.network.connect(&address.stream).map_err(StatusError::Unreachable)?;
+        let mut link = Link::connect_at(self.identity.clone(), node, address)?;
         link.send(Frame::StatusRequest { number: REQUEST }.encode(0));
         let connection = self.network.add(stream).map_err(StatusError::Unreachable)?;
         let late_ns = now_ns + self.timeout_ns;

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use cluster_map::{
-    DeviceId, DeviceRecord, GroupConfig, GroupId, GroupRecord, NodeId, NodeRecord, ReplicaId, Topology,
+    DeviceId, DeviceRecord, GroupConfig, GroupId, GroupRecord, NodeId, NodeRecord, ReplicaId, TlsPolicy,
+    Topology,
 };
 use uuid::Uuid;
 
@@ -25,7 +26,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let node = |id: u32| {
         let addresses = vec![format!("10.0.{}.{}:7000", id / 250, id % 250 + 1)];
         let (uuid, domain) = (Uuid::new_v4(), format!("rack{}", id % RACKS));
-        (NodeId(id), NodeRecord { uuid, addresses, domain, out: false })
+        (NodeId(id), NodeRecord { uuid, addresses, domain, tls: TlsPolicy::Off, out: false })
     };
     let device = |id: u32| {
         let (uuid, node) = (Uuid::new_v4(), NodeId(id / devices));

@@ -495,7 +495,7 @@ impl ClusterMap for EtcdMap {
         }
         check_image_name(name)?;
         let (uuid, volume) = (Uuid::new_v4(), random_volume());
-        let image = ImageEntry { uuid, volume, bytes, cut_from: None, protected: false };
+        let image = ImageEntry { uuid, volume, bytes, cut_from: None, protected: false, trashed: None };
         let key = self.key(&format!("images/{pool}/{name}"));
         let mut request = put_if(&version_is(&key, 0), &key, &encode(&image));
         // The pool is not removed meanwhile.
@@ -522,6 +522,11 @@ impl ClusterMap for EtcdMap {
         to: &ImageEntry,
     ) -> Result<bool, MapError> {
         self.change_image_record(pool, name, known, to)
+    }
+
+    fn rename_image(&self, pool: &str, name: &str, to: &str) -> Result<(), MapError> {
+        check_image_name(to)?;
+        self.rename_image_record(pool, name, to)
     }
 
     fn remove_image(&self, pool: &str, name: &str) -> Result<RemovedImage, MapError> {

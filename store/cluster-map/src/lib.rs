@@ -58,7 +58,8 @@ pub use placement::Topology;
 pub use position::MapPosition;
 pub use record::{
     DeviceId, DeviceRecord, GroupId, GroupRecord, ImageEntry, ImageHolder, ImageLock, MapError, NodeId,
-    NodeRecord, OutReason, PartitionSize, PoolClass, PoolRecord, Proposed, RemovedImage,
+    NodeRecord, OutReason, PartitionSize, PoolClass, PoolRecord, Proposed, RemovedImage, TlsPolicy,
+    TrashedImage,
 };
 pub use settings::ClusterSettings;
 pub use wire_replica::{EntryId, GroupConfig, KeyName, ReplicaId};
@@ -222,6 +223,13 @@ pub trait ClusterMap: Send + Sync {
         known: &ImageEntry,
         to: &ImageEntry,
     ) -> Result<bool, MapError>;
+
+    /// Gives an image another name, in one step.
+    ///
+    /// # Errors
+    /// [`MapError::Missing`]; [`MapError::Exists`] if another one has that name, [`MapError::Invalid`] if it
+    /// is none.
+    fn rename_image(&self, pool: &str, name: &str, to: &str) -> Result<(), MapError>;
 
     /// Removes an image, in one step: it has no name any more, and its volume is one of those to be emptied.
     ///

@@ -515,7 +515,7 @@ impl ClusterMap for LocalMap {
         }
         check_image_name(name)?;
         let (uuid, volume) = (Uuid::new_v4(), random_volume());
-        let image = ImageEntry { uuid, volume, bytes, cut_from: None, protected: false };
+        let image = ImageEntry { uuid, volume, bytes, cut_from: None, protected: false, trashed: None };
         self.free_removed_name(pool, name)?;
         match self.publish(&image_path(pool, name), &image, Publish::New)? {
             true => Ok(image),
@@ -531,6 +531,11 @@ impl ClusterMap for LocalMap {
         to: &ImageEntry,
     ) -> Result<bool, MapError> {
         self.change_image_record(pool, name, known, to)
+    }
+
+    fn rename_image(&self, pool: &str, name: &str, to: &str) -> Result<(), MapError> {
+        check_image_name(to)?;
+        self.rename_image_record(pool, name, to)
     }
 
     fn remove_image(&self, pool: &str, name: &str) -> Result<RemovedImage, MapError> {

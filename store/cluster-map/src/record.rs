@@ -16,6 +16,36 @@ pub struct DeviceId(pub u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GroupId(pub u32);
 
+/// Whether connections to a node use TLS. Those that the node makes are as the other node's policy says.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TlsPolicy {
+    /// Others connect without it. Who connects with it is served too.
+    #[default]
+    Off,
+    /// Others connect with it. Who connects without it is served too: a program that has an older map, or of
+    /// an older version.
+    On,
+    /// Others connect with it, and none is served without it.
+    Required,
+}
+
+impl TlsPolicy {
+    /// As the map has it.
+    pub fn name(self) -> &'static str {
+        match self {
+            TlsPolicy::Off => "off",
+            TlsPolicy::On => "on",
+            TlsPolicy::Required => "required",
+        }
+    }
+
+    /// Whether others connect without TLS.
+    pub fn is_off(&self) -> bool {
+        *self == TlsPolicy::Off
+    }
+}
+
 /// A node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeRecord {
@@ -25,6 +55,9 @@ pub struct NodeRecord {
     pub addresses: Vec<String>,
     /// The failure domain: replicas of a group are in different ones.
     pub domain: String,
+    /// Whether connections to it use TLS.
+    #[serde(default, skip_serializing_if = "TlsPolicy::is_off")]
+    pub tls: TlsPolicy,
     /// It is to have no data: [`ClusterMap::out`](crate::ClusterMap::out) says so, and why. The record itself
     /// does not.
     #[serde(skip)]
@@ -164,6 +197,18 @@ pub struct ImageEntry {
     /// It is neither removed nor made smaller.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub protected: bool,
+    /// It is in the trash, and no client opens it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trashed: Option<TrashedImage>,
+}
+
+/// What is known of an image that is in the trash.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TrashedImage {
+    /// The name that it had.
+    pub name: String,
+    /// Until when it is kept at least, in seconds since 1970.
+    pub until: u64,
 }
 
 impl ImageEntry {

@@ -8,9 +8,9 @@ use std::path::PathBuf;
 use cluster_map::*;
 use records::{
     a_backup_brings_back_what_was_there, a_removed_node_does_not_come_back,
-    an_older_copy_gives_no_number_twice_and_says_what_it_is, client_keys_come_and_go, holder, node,
-    one_process_holds_the_lease_of_a_node, race, record, settings_are_given_once_before_there_are_nodes,
-    what_nodes_have_seen_is_kept,
+    an_older_copy_gives_no_number_twice_and_says_what_it_is, client_keys_come_and_go, holder,
+    images_get_other_names, node, one_process_holds_the_lease_of_a_node, race, record,
+    settings_are_given_once_before_there_are_nodes, what_nodes_have_seen_is_kept,
 };
 use uuid::Uuid;
 
@@ -214,6 +214,7 @@ fn images_have_volumes_of_their_own() {
     assert!(refused(map.create_image("p", "a/b", 4096)).contains("no name"));
     let strange = map.create_image("p", "Vol_1.\u{e4} ..", 8192).unwrap();
     assert_ne!(first.volume, strange.volume);
+    images_get_other_names(&map);
     let names: Vec<_> = map.images().unwrap().into_keys().collect();
     assert_eq!(
         names,

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use cluster_map::{DeviceId, DeviceRecord, GroupId, NodeId, NodeRecord, Topology};
+use cluster_map::{DeviceId, DeviceRecord, GroupId, NodeId, NodeRecord, TlsPolicy, Topology};
 use uuid::Uuid;
 
 type Nodes = BTreeMap<NodeId, NodeRecord>;
@@ -13,7 +13,7 @@ type Devices = BTreeMap<DeviceId, DeviceRecord>;
 fn cluster(racks: u32, nodes: u32, devices: u32, weight: impl Fn(u32, u32) -> u32) -> (Nodes, Devices) {
     let node = |id: u32| {
         let (uuid, domain) = (Uuid::from_u128(id.into()), format!("rack{}", id % racks));
-        (NodeId(id), NodeRecord { uuid, addresses: Vec::new(), domain, out: false })
+        (NodeId(id), NodeRecord { uuid, addresses: Vec::new(), domain, tls: TlsPolicy::Off, out: false })
     };
     let device = |id: u32| {
         let (uuid, node) = (Uuid::from_u128(id.into()), NodeId(id / devices));

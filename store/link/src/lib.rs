@@ -1,5 +1,5 @@
-//! Connections of the replicated store, sans-IO: both ends prove that they know the cluster's key, or a client's, then messages
-//! follow.
+//! Connections of the replicated store, sans-IO: both ends prove that they know the cluster's key, or a client's,
+//! then messages follow. With TLS 1.3 they are encrypted.
 //!
 //! A [`Link`] is one connection. Its owner lends it a byte stream whenever that is ready; it reads messages, and writes
 //! those that were queued with [`Link::send`]. What a peer sends is bounded before it arrives, and so is what waits to be
@@ -35,37 +35,30 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod error;
+mod identity;
 mod key;
 mod receiver;
+mod security;
 mod sender;
 
-use std::io;
 use std::sync::Arc;
 
-use codec::DecodeError;
 use hmac::{Hmac, KeyInit, Mac};
 use secret::Secret;
 use sha2::Sha256;
-use sockets::ByteStream;
+use sockets::{ByteStream, StreamLayer};
 use wire_replica::{EncodedFrame, Frame, Greeting, GreetingKind, KeyName, ReplicaId};
 
+pub use error::LinkError;
+pub use identity::{Identity, NodeAddress};
 pub use key::{ClientKey, ClientKeys, ClusterKey, LinkKey};
 use receiver::{Received, Receiver};
+use security::{Secured, Security};
 use sender::Sender;
 
 /// Most bytes that are read from a connection before others get their turn.
 const READ_BYTES_MAX: usize = 2 << 20;
-
-/// Who this end is.
-#[derive(Clone)]
-pub struct Identity {
-    /// The cluster, a UUID.
-    pub cluster: [u8; 16],
-    /// The node; `None` for a client.
-    pub node: Option<ReplicaId>,
-    /// What this end proves that it knows. A node has the cluster's key.
-    pub key: LinkKey,
-}
 
 /// What happened on a connection.
 #[derive(Debug)]
@@ -86,51 +79,6 @@ pub enum LinkEvent {
     },
 }
 
-/// Why a connection ends.
-#[derive(Debug, thiserror::Error)]
-pub enum LinkError {
-    /// The peer closed it.
-    #[error("the peer closed the connection")]
-    Closed,
-    /// It broke.
-    #[error("the connection failed: {0}")]
-    Failed(io::ErrorKind),
-    /// The peer sent something that no message is.
-    #[error("the peer sent something else than a message: {0}")]
-    Malformed(#[from] DecodeError),
-    /// The peer sent a greeting that is not due.
-    #[error("the peer's greetings are not in their order")]
-    Order,
-    /// The peer is of another cluster.
-    #[error("the peer is of another cluster")]
-    Cluster,
-    /// The peer does not know the cluster's key.
-    #[error("the peer does not have the key of this cluster")]
-    Key,
-    /// The node does not take this key of a client, or the client does not have it.
-    #[error(
-        "the client key {0} is not one of this cluster: it is unknown, was deleted, or has another secret"
-    )]
-    ClientKey(KeyName),
-    /// The key by which a client connected is none of the cluster any more.
-    #[error("the client key {0} was deleted")]
-    KeyDeleted(KeyName),
-    /// The peer is another node than this address was of.
-    #[error("the peer is node {found:?}, not {expected:?}")]
-    Node {
-        /// What it says.
-        found: Option<ReplicaId>,
-        /// What was expected.
-        expected: Option<ReplicaId>,
-    },
-    /// The peer does not read what it is sent.
-    #[error("the peer does not read: {0} bytes wait")]
-    Slow(usize),
-    /// The system has no random numbers.
-    #[error("the system has no random numbers")]
-    Random,
-}
-
 enum HandshakeState {
     /// It accepted, and waits for the Hello.
     Accepting,
@@ -149,6 +97,7 @@ pub struct Link {
     keys: Arc<ClientKeys>,
     /// The node that it must be, if that is known.
     expected: Option<ReplicaId>,
+    security: Security,
     state: HandshakeState,
     receiver: Receiver,
     sender: Sender,
@@ -168,7 +117,7 @@ impl Link {
             proof: [0; 32],
             key: identity.key.name(),
         };
-        let mut link = Link::new(identity, HandshakeState::Accepting);
+        let mut link = Link::new(identity, HandshakeState::Accepting, Security::Plain);
         link.sender.greet(&hello);
         link.state = HandshakeState::Connecting { hello };
         Ok(link)
@@ -182,9 +131,24 @@ impl Link {
         Ok(Link { expected: Some(node), ..Link::connect(identity)? })
     }
 
-    /// The end that accepts.
+    /// The same, with TLS if the node's address has it.
+    ///
+    /// # Errors
+    /// [`LinkError::Random`].
+    pub fn connect_at(identity: Arc<Identity>, node: ReplicaId, at: &NodeAddress) -> Result<Link, LinkError> {
+        let link = Link::connect_to(identity, node)?;
+        Ok(if at.has_tls { link.over_tls() } else { link })
+    }
+
+    /// An end that [`connect`](Self::connect) or [`connect_to`](Self::connect_to) has made, with TLS.
+    #[must_use]
+    pub fn over_tls(self) -> Link {
+        Link { security: Security::connector(&self.identity), ..self }
+    }
+
+    /// The end that accepts, with TLS and without.
     pub fn accept(identity: Arc<Identity>) -> Link {
-        Link::new(identity, HandshakeState::Accepting)
+        Link::new(identity, HandshakeState::Accepting, Security::Undecided { is_required: false })
     }
 
     /// The same; clients may have these keys instead of the cluster's.
@@ -192,9 +156,20 @@ impl Link {
         Link { keys, ..Link::accept(identity) }
     }
 
-    fn new(identity: Arc<Identity>, state: HandshakeState) -> Link {
+    /// An end that accepts, with TLS alone.
+    #[must_use]
+    pub fn requiring_tls(self) -> Link {
+        Link { security: Security::Undecided { is_required: true }, ..self }
+    }
+
+    fn new(identity: Arc<Identity>, state: HandshakeState, security: Security) -> Link {
         let (receiver, sender) = (Receiver::default(), Sender::default());
-        Link { identity, keys: Arc::default(), expected: None, state, receiver, sender }
+        Link { identity, keys: Arc::default(), expected: None, security, state, receiver, sender }
+    }
+
+    /// Whether it uses TLS.
+    pub fn is_tls(&self) -> bool {
+        self.security.is_tls()
     }
 
     /// Both ends have proved that they know the key.
@@ -217,7 +192,25 @@ impl Link {
     /// # Errors
     /// The connection is to be closed.
     pub fn write(&mut self, stream: &mut impl ByteStream) -> Result<(), LinkError> {
-        self.sender.write(stream, self.is_ready())
+        if !self.is_secured(stream)? {
+            return Ok(());
+        }
+        let is_ready = self.is_ready();
+        match &mut self.security {
+            Security::Tls(layer) => self.sender.write(&mut layer.stream(stream), is_ready),
+            _ => self.sender.write(stream, is_ready),
+        }
+    }
+
+    /// Whether greetings and messages may be exchanged.
+    fn is_secured(&mut self, stream: &mut impl ByteStream) -> Result<bool, LinkError> {
+        match self.security.advance(stream, &self.identity, &self.keys)? {
+            Secured::Pending => Ok(false),
+            Secured::Ready(first) => {
+                first.into_iter().for_each(|byte| self.receiver.put_first(byte));
+                Ok(true)
+            }
+        }
     }
 
     /// Writes what is queued, and appends what arrived. Call it when the stream is ready, and after [`send`](Self::send).
@@ -226,6 +219,22 @@ impl Link {
     /// # Errors
     /// The connection is to be closed. What was appended before counts.
     pub fn drive(
+        &mut self,
+        stream: &mut impl ByteStream,
+        events: &mut Vec<LinkEvent>,
+    ) -> Result<bool, LinkError> {
+        if !self.is_secured(stream)? {
+            return Ok(false);
+        }
+        let Security::Tls(mut layer) = std::mem::replace(&mut self.security, Security::Plain) else {
+            return self.exchange(stream, events);
+        };
+        let exchanged = self.exchange(&mut layer.stream(stream), events);
+        self.security = Security::Tls(layer);
+        exchanged
+    }
+
+    fn exchange(
         &mut self,
         stream: &mut impl ByteStream,
         events: &mut Vec<LinkEvent>,

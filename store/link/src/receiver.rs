@@ -5,7 +5,7 @@ use std::io::IoSliceMut;
 use sockets::{ByteStream, TransferResult};
 use wire_replica::{Frame, FrameHeader, Greeting};
 
-use crate::LinkError;
+use crate::error::LinkError;
 
 /// Bytes read at a time, at least.
 const READ_BYTES: usize = 64 << 10;
@@ -28,6 +28,13 @@ pub(crate) struct Receiver {
 }
 
 impl Receiver {
+    /// Takes the first byte of a connection.
+    pub(crate) fn put_first(&mut self, byte: u8) {
+        self.buffer.resize(READ_BYTES, 0);
+        self.buffer[0] = byte;
+        self.end = 1;
+    }
+
     /// Reads once. Returns the number of bytes, and whether more may be there.
     pub(crate) fn read(&mut self, stream: &mut impl ByteStream) -> Result<(usize, bool), LinkError> {
         // Room for the message that is not complete, and for more.

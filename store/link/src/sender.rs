@@ -7,7 +7,7 @@ use std::sync::Arc;
 use sockets::{ByteStream, FlushStatus, TransferResult};
 use wire_replica::{EncodedFrame, Greeting, recycle_head};
 
-use crate::LinkError;
+use crate::error::LinkError;
 
 /// Most bytes that wait for a peer.
 const QUEUED_BYTES_MAX: usize = 64 << 20;

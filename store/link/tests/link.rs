@@ -55,12 +55,18 @@ fn reply(number: u64, bytes: usize) -> Frame {
 
 #[test]
 fn messages_arrive_in_order_however_the_stream_is_cut() {
-    for seed in 0..40 {
+    for seed in 0..60 {
         let faults = NetworkFaults { cut_per_mille: 500, stall_per_mille: 200, break_per_mille: 0 };
         let mut pair = Pair::new(seed, faults);
         let mut random = WyRand::new(seed);
         let mut near = Link::connect_to(identity(1, 1, None), ReplicaId(2)).unwrap();
         let mut far = Link::accept(identity(1, 1, Some(2)));
+        if seed % 3 > 0 {
+            near = near.over_tls();
+        }
+        if seed % 3 == 2 {
+            far = far.requiring_tls();
+        }
         let sizes: Vec<usize> = (0..20).map(|_| random.index(20_000)).collect();
         // Also before the greetings are over.
         for (number, bytes) in (0..).zip(&sizes) {
@@ -68,6 +74,7 @@ fn messages_arrive_in_order_however_the_stream_is_cut() {
             far.send(reply(number, *bytes).encode(7));
         }
         let received = pair.run(&mut near, &mut far).unwrap();
+        assert_eq!((near.is_tls(), far.is_tls()), (seed % 3 > 0, seed % 3 > 0));
         for (events, expected) in received.into_iter().zip([Some(ReplicaId(2)), None]) {
             let mut events = events.into_iter();
             assert!(matches!(events.next(), Some(LinkEvent::Ready { peer, key: None }) if peer == expected));
@@ -104,6 +111,73 @@ fn who_does_not_know_the_key_gets_no_further() {
     assert_eq!(refused(identity(9, 1, None), right(), None), "the peer is of another cluster");
     let error = refused(identity(1, 1, None), right(), Some(3));
     assert!(error.starts_with("the peer is node Some(ReplicaId(2)), not"), "{error}");
+}
+
+#[test]
+fn tls_needs_the_key_of_the_greetings_and_can_be_required() {
+    let name = |name: &str| KeyName::new(name).unwrap();
+    let cluster = ClusterKey::from_bytes([1; 32]);
+    let of_client = |of: &str, context: &[u8]| {
+        let key = cluster.client_key(name(of), context).into();
+        Arc::new(Identity { cluster: [1; 16], node: None, key })
+    };
+    let connect = |near: Arc<Identity>, has_tls: bool| {
+        let taken = Arc::new([cluster.client_key(name("vm"), b"1")].into_iter().collect());
+        let mut pair = Pair::new(1, NetworkFaults::default());
+        let mut near = Link::connect_to(near, ReplicaId(2)).unwrap();
+        if has_tls {
+            near = near.over_tls();
+        }
+        let mut far = Link::accept_with(identity(1, 1, Some(2)), taken).requiring_tls();
+        let outcome = pair.run(&mut near, &mut far);
+        assert_eq!((near.is_ready(), far.is_ready()), (outcome.is_ok(), outcome.is_ok()));
+        outcome.map(drop).map_err(|error| error.to_string())
+    };
+    connect(identity(1, 1, None), true).unwrap();
+    connect(of_client("vm", b"1"), true).unwrap();
+    assert_eq!(
+        connect(identity(1, 1, None), false).unwrap_err(),
+        "the peer connected without TLS, which this node requires"
+    );
+    let unknown =
+        "TLS of the connection: ClientHello offers a key with an identity that is not known here".to_string();
+    let wrong =
+        "TLS of the connection: ClientHello's binder does not match: the two ends have different keys";
+    for (near, expected) in [
+        (identity(1, 9, None), wrong),
+        (identity(9, 1, None), &unknown),
+        (of_client("vm", b"2"), wrong),
+        (of_client("other", b"1"), &unknown),
+    ] {
+        assert_eq!(connect(near, true).unwrap_err(), expected);
+    }
+}
+
+#[test]
+fn what_is_no_handshake_ends_its_connection() {
+    let mut random = WyRand::new(7);
+    for round in 0..300 {
+        let mut pair = Pair::new(round, NetworkFaults::default());
+        let mut far = Link::accept(identity(1, 1, Some(2)));
+        let mut bytes: Vec<u8> = (0..1 + random.index(40_000)).map(|_| random.next_bits() as u8).collect();
+        // A record of a handshake, also with a plausible head.
+        bytes[0] = 22;
+        if round % 2 == 0 && bytes.len() > 9 {
+            bytes[1..9].copy_from_slice(&[3, 1, 2, 0, 1, 0, 1, 252]);
+        }
+        let (network, id) = &mut pair.near;
+        network.send(*id, &[std::io::IoSlice::new(&bytes)]);
+        let mut received = Vec::new();
+        for _ in 0..100 {
+            let (network, id) = &mut pair.far;
+            network.poll(&mut Vec::new());
+            if let Err(error) = far.drive(&mut network.stream(*id), &mut received) {
+                assert!(matches!(error, LinkError::Tls(_)), "{error}");
+                break;
+            }
+        }
+        assert!(!far.is_ready() && received.is_empty());
+    }
 }
 
 #[test]

@@ -12,7 +12,7 @@ use std::time::Duration;
 use bdev::{Registry, Uuid};
 use cluster_map::{
     ClusterMap, EtcdFiles, EtcdOptions, KnownMap, LeaseHolder, MapError, MapLocation, NodeId, NodeRecord,
-    OutReason, PoolRecord, ReplicaId,
+    OutReason, PoolRecord, ReplicaId, TlsPolicy,
 };
 use control::json::{Value, json};
 use control::{JobHandle, Method, Module, RpcError};
@@ -158,7 +158,7 @@ impl Module for NodeModule {
                 .text(
                     "Describes the replicas of this node: their state, and why a group is not served. Not an SPDK method.",
                     "object with `node`, `state` (`serves`, or `leaving` while others take over), `cluster`, `address`, `bdev_name`, `log_bdev_name`, `durability`, `lease_ms`, `grace_ms`, `replicas`, \
-                     `checksum_cache_limit_bytes`, `spare_partitions`, `failed_partitions`, `refused`, `without_room`, `map` with what the node has seen of the map, and `nodes` with the addresses of all nodes",
+                     `checksum_cache_limit_bytes`, `spare_partitions`, `failed_partitions`, `refused`, `without_room`, `connections` with and without TLS, `map` with what the node has seen of the map, and `nodes` with the addresses of all nodes",
                 )
                 .errors(&[NO_NODE]),
         ]
@@ -227,7 +227,8 @@ control::parameters! {
         node: u32,
         /// Address to listen on; port 0 selects the one that the node had before, or a free one
         listen: String = "127.0.0.1:0".to_string(),
-        /// Listens on other addresses than loopback's, although data is not encrypted
+        /// Listens on other addresses than loopback's, although data is not encrypted; not needed where the
+        /// node's record in the map requires TLS
         allow_plain_network: bool = false,
         /// Seconds after which others see that the node is down, if it does not answer any more; at least 2
         lease_s: u32 = 5,
@@ -285,8 +286,9 @@ fn start_node(module: &NodeModule, params: NodeParams, job: &JobHandle) -> Resul
         let reason = format!("a lease of {lease_s} s is not {LEASE_S_MIN} to {LEASE_S_MAX} s");
         return Err(RpcError::new(RpcError::EINVAL, reason));
     }
-    let listen_address = parse_address(&params.listen, allow_plain_network)?;
     let OpenCluster { map, key, identity, record } = open_cluster(directory, &params.etcd, id)?;
+    let is_permitted = allow_plain_network || record.tls == TlsPolicy::Required;
+    let listen_address = parse_address(&params.listen, is_permitted)?;
     let of_pool =
         |pool: &PoolRecord| (pool.first_group..pool.first_group + pool.groups, PoolOptions::from(pool));
     let boot = this_boot();
@@ -433,13 +435,14 @@ fn address_before(record: &NodeRecord, listen: SocketAddr) -> Option<StreamAddre
 }
 
 /// The address to listen on; only loopback's without permission.
-fn parse_address(listen: &str, allow_plain_network: bool) -> Result<SocketAddr, RpcError> {
+fn parse_address(listen: &str, is_permitted: bool) -> Result<SocketAddr, RpcError> {
     let refused = |reason: String| RpcError::new(RpcError::EINVAL, reason);
     let address: SocketAddr =
         listen.parse().map_err(|_| refused(format!("{listen:?} is no address: HOST:PORT in digits")))?;
-    if !address.ip().is_loopback() && !allow_plain_network {
+    if !address.ip().is_loopback() && !is_permitted {
         return Err(refused(format!(
-            "{listen} is not this machine alone, and data is not encrypted: allow_plain_network permits it"
+            "{listen} is not this machine alone, and data is not encrypted: `ringbolt store tls required` \
+             encrypts it, and allow_plain_network permits it"
         )));
     }
     Ok(address)

@@ -28,13 +28,13 @@ use control::json::Value;
 use reactor::{Core, MailboxSender};
 use replica::{ClientReply, GroupConfig, ReplicaMessage, ReplicaSettings};
 use sockets::{ServerNetwork, StreamAddress};
-use store_link::Identity;
+use store_link::{Identity, NodeAddress};
 
 use crate::disks::class_of;
 use crate::once::once;
 use crate::tuning::StoreTuning;
 use crate::{Outbox, PoolOptions, ReplicaNode, ReplicaNodeConfig, StoreBdevs, StoreCores, StoreError};
-use hub::{Hub, HubInput};
+use hub::{ConnectionCounts, Hub, HubConfig, HubInput};
 pub use keys::ClientKeyTable;
 use map_watch::{MapWatch, MapWatchConfig, Proposals, Refusal, SeenMap};
 pub use membership::NoRoom;
@@ -194,7 +194,11 @@ impl NodeServer {
         let cluster = config.identity.cluster;
         let (identity, listen) = (Arc::new(config.identity), config.listen.clone());
         let grants = config.keys.grants();
-        let start = move |core: Core| async move { Hub::<N>::start(&core, identity, grants, &listen) };
+        let counts = Arc::new(ConnectionCounts::default());
+        let (tls, counted) = (config.record.tls, counts.clone());
+        let start = move |core: Core| async move {
+            Hub::<N>::start(&core, HubConfig { identity, grants, tls, counts: counted }, &listen)
+        };
         let (hub, address) = cores.run(0, start).await?;
         let (proposals, receiver) = map_watch::proposals();
         let (of_groups, to_map) = (hub.clone(), proposals.clone());
@@ -238,7 +242,7 @@ impl NodeServer {
         let _ = hub.send(HubInput::Replicas(groups.clone()));
         let refused: Arc<Mutex<BTreeMap<u32, Refusal>>> = Arc::default();
         let without_room: Arc<Mutex<BTreeMap<u32, NoRoom>>> = Arc::default();
-        let addresses: Arc<Mutex<BTreeMap<ReplicaId, StreamAddress>>> = Arc::default();
+        let addresses: Arc<Mutex<BTreeMap<ReplicaId, NodeAddress>>> = Arc::default();
         let seen: Arc<Mutex<SeenMap>> = Arc::default();
         let report = Arc::new(NodeReport {
             node: node.clone(),
@@ -252,6 +256,7 @@ impl NodeServer {
             refused: refused.clone(),
             without_room: without_room.clone(),
             addresses: addresses.clone(),
+            connections: counts,
             seen: seen.clone(),
         });
         report::start_reporter(&report, hub.clone());

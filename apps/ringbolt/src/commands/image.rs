@@ -1,22 +1,17 @@
 //! `ringbolt image`: the images of a running server's stores, and those of a cluster.
 
 pub(super) mod cluster;
-
-use std::path::PathBuf;
-use std::time::Duration;
+mod owner;
+mod trash;
 
 use clap::{Args, Subcommand};
-use comfy_table::{CellAlignment, Table};
 use serde_json::{Value, json};
 
-use super::rpc;
-use super::store::{EtcdArgs, POOL};
+use super::store::POOL;
 use crate::command_error::CommandError;
 use crate::console::stdout_line;
-use crate::options::{DEFAULT_SOCKET, parse_size};
-
-/// How long a call may take: a server removes the objects of an image of its store one by one.
-const TIMEOUT: Duration = Duration::from_secs(600);
+use crate::options::{parse_size, parse_time};
+use owner::{ImageOwner, mib, print_table};
 
 /// The subcommands of `ringbolt image`.
 #[derive(Subcommand)]
@@ -35,6 +30,9 @@ pub(crate) enum ImageCommand {
     /// List the images of all stores
     #[command(after_help = "Example:\n  ringbolt image list --json")]
     List {
+        /// Of a cluster: what is in the trash
+        #[arg(long)]
+        trash: bool,
         /// Print JSON
         #[arg(long)]
         json: bool,
@@ -77,9 +75,54 @@ pub(crate) enum ImageCommand {
         #[command(flatten)]
         image: NamedImage,
     },
+    /// Give an image of a cluster another name; those that have it open keep it
+    #[command(after_help = "Example:\n  ringbolt image rename --cluster ringbolt-store vol data")]
+    Rename {
+        /// Name
+        name: String,
+        /// Another name
+        to: String,
+        #[command(flatten)]
+        of: ImageOwner,
+    },
+    /// Take an image of a cluster out of the trash (`image remove --keep`)
+    #[command(after_help = "Examples:\n  ringbolt image list --cluster ringbolt-store --trash\n  \
+        ringbolt image restore --cluster ringbolt-store vol\n  \
+        ringbolt image restore --cluster ringbolt-store vol --as vol-of-monday")]
+    Restore {
+        #[command(flatten)]
+        image: TrashedName,
+        /// Its name from now on [default: the one that it had]
+        #[arg(long = "as", value_name = "NAME")]
+        to: Option<String>,
+    },
+    /// Remove images that are in the trash of a cluster, with their data
+    #[command(after_help = "Examples:\n  ringbolt image purge --cluster ringbolt-store --expired\n  \
+        ringbolt image purge --cluster ringbolt-store vol --force")]
+    Purge {
+        /// All whose time is over, of all pools
+        #[arg(long, conflicts_with_all = ["name", "force", "volume"])]
+        expired: bool,
+        /// Remove it although its time is not over
+        #[arg(long)]
+        force: bool,
+        /// The name that it had
+        #[arg(required_unless_present = "expired")]
+        name: Option<String>,
+        /// Its volume, if several had this name
+        #[arg(long, value_name = "NUMBER")]
+        volume: Option<u64>,
+        #[command(flatten)]
+        of: ImageOwner,
+    },
     /// Remove an image with its data
-    #[command(after_help = "Example:\n  ringbolt image remove vol")]
+    #[command(after_help = "Examples:\n  ringbolt image remove vol\n  \
+        ringbolt image remove --cluster ringbolt-store --keep 7d vol")]
     Remove {
+        /// Of a cluster: put it into the trash, where `image restore` finds it; its data stays at least this
+        /// long, and until `image purge`
+        #[arg(long, value_name = "TIME", value_parser = parse_time)]
+        keep: Option<u64>,
         /// Of a cluster: remove it although a server has it attached, whose requests fail from then on
         #[arg(long)]
         force: bool,
@@ -109,38 +152,16 @@ pub(crate) struct NamedImage {
     of: ImageOwner,
 }
 
-/// A store of a server, or a pool of a cluster.
+/// An image in the trash.
 #[derive(Args)]
-pub(crate) struct ImageOwner {
-    /// Name of the store [default: store]
-    #[arg(long)]
-    store: Option<String>,
+pub(crate) struct TrashedName {
+    /// The name that it had
+    name: String,
+    /// Its volume, if several had this name
+    #[arg(long, value_name = "NUMBER")]
+    volume: Option<u64>,
     #[command(flatten)]
-    server: Server,
-    /// Directory of a cluster (`ringbolt store up`), instead of a server's store [default: RINGBOLT_CLUSTER,
-    /// if it is set and neither --store nor --rpc-socket is given]
-    #[arg(long, value_name = "DIR", conflicts_with_all = ["store", "rpc_socket"])]
-    cluster: Option<PathBuf>,
-    #[command(flatten)]
-    etcd: EtcdArgs,
-    /// Pool of the cluster
-    #[arg(long, default_value = POOL)]
-    pool: String,
-}
-
-/// A running server.
-#[derive(Args)]
-pub(crate) struct Server {
-    /// UNIX socket of the server [default: /var/tmp/ringbolt.sock]
-    #[arg(short, long, value_name = "PATH")]
-    rpc_socket: Option<PathBuf>,
-}
-
-impl Server {
-    fn call(&self, method: &str, params: Value) -> Result<Value, CommandError> {
-        let socket = self.rpc_socket.clone().unwrap_or_else(|| DEFAULT_SOCKET.into());
-        rpc::call(&socket, method, params, TIMEOUT)
-    }
+    of: ImageOwner,
 }
 
 impl ImageCommand {
@@ -151,30 +172,11 @@ impl ImageCommand {
             | ImageCommand::Info { image, .. }
             | ImageCommand::Protect { image }
             | ImageCommand::Unprotect { image } => &image.of,
-            ImageCommand::List { of, .. } => of,
+            ImageCommand::Restore { image, .. } => &image.of,
+            ImageCommand::List { of, .. }
+            | ImageCommand::Rename { of, .. }
+            | ImageCommand::Purge { of, .. } => of,
         }
-    }
-}
-
-impl ImageOwner {
-    /// Whether the image is a cluster's, and not a server's.
-    fn is_cluster(&self) -> bool {
-        self.cluster.is_some() || self.variable().is_some()
-    }
-
-    /// The cluster that the environment names, unless a server is named.
-    fn variable(&self) -> Option<PathBuf> {
-        let is_server = self.store.is_some() || self.server.rpc_socket.is_some();
-        let directory = std::env::var_os("RINGBOLT_CLUSTER").filter(|it| !it.is_empty() && !is_server);
-        directory.map(PathBuf::from)
-    }
-
-    fn cluster_directory(&self) -> PathBuf {
-        self.cluster.clone().or_else(|| self.variable()).unwrap_or_default()
-    }
-
-    fn store(&self) -> &str {
-        self.store.as_deref().unwrap_or("store")
     }
 }
 
@@ -196,10 +198,23 @@ pub(crate) fn run(command: ImageCommand) -> Result<(), CommandError> {
         {
             cluster::resize(&of, &name, size, allow_shrink, force)
         }
-        ImageCommand::Remove { force, image: NamedImage { name, of } } if of.is_cluster() => {
+        ImageCommand::Remove { keep: Some(keep_ns), force, image: NamedImage { name, of } }
+            if of.is_cluster() =>
+        {
+            trash::remove(&of, &name, keep_ns, force)
+        }
+        ImageCommand::Remove { force, image: NamedImage { name, of }, .. } if of.is_cluster() => {
             cluster::remove(&of, &name, force)
         }
-        ImageCommand::List { json, of } if of.is_cluster() => cluster::list(&of, json),
+        ImageCommand::List { trash: true, json, of } if of.is_cluster() => trash::list(&of, json),
+        ImageCommand::List { json, of, .. } if of.is_cluster() => cluster::list(&of, json),
+        ImageCommand::Rename { name, to, of } if of.is_cluster() => trash::rename(&of, &name, &to),
+        ImageCommand::Restore { image: TrashedName { name, volume, of }, to } if of.is_cluster() => {
+            trash::restore(&of, &name, volume, to.as_deref())
+        }
+        ImageCommand::Purge { force, name, volume, of, .. } if of.is_cluster() => {
+            trash::purge(&of, name.as_deref(), volume, force)
+        }
         ImageCommand::Info { json, image: NamedImage { name, of } } if of.is_cluster() => {
             cluster::info(&of, &name, json)
         }
@@ -209,7 +224,14 @@ pub(crate) fn run(command: ImageCommand) -> Result<(), CommandError> {
         ImageCommand::Unprotect { image: NamedImage { name, of } } if of.is_cluster() => {
             cluster::protect(&of, &name, false)
         }
-        ImageCommand::Info { .. } | ImageCommand::Protect { .. } | ImageCommand::Unprotect { .. } => {
+        ImageCommand::Info { .. }
+        | ImageCommand::Protect { .. }
+        | ImageCommand::Unprotect { .. }
+        | ImageCommand::Rename { .. }
+        | ImageCommand::Restore { .. }
+        | ImageCommand::Purge { .. }
+        | ImageCommand::List { trash: true, .. }
+        | ImageCommand::Remove { keep: Some(_), .. } => {
             Err(CommandError::usage("this is for images of a cluster: --cluster names its directory"))
         }
         ImageCommand::Create { preallocate, image: SizedImage { name, size, of } } => {
@@ -227,7 +249,7 @@ pub(crate) fn run(command: ImageCommand) -> Result<(), CommandError> {
             let params = json!({ "store": of.store(), "name": name });
             of.server.call("store_image_delete", params).map(drop)
         }
-        ImageCommand::List { json, of } => {
+        ImageCommand::List { json, of, .. } => {
             list(&of.server.call("store_get_stores", Value::Null)?, json);
             Ok(())
         }
@@ -254,20 +276,4 @@ fn list(stores: &Value, as_json: bool) {
         [text(&image["bdev_name"]), mib(bytes), text(&image["state"]), text(&image["uuid"])]
     });
     print_table(["bdev", "MiB", "state", "uuid"], rows);
-}
-
-fn mib(bytes: u64) -> String {
-    bytes.div_ceil(1 << 20).to_string()
-}
-
-/// Prints a table whose second column has numbers.
-fn print_table<const N: usize>(header: [&str; N], rows: impl Iterator<Item = [String; N]>) {
-    let mut table = Table::new();
-    table.load_style(comfy_table::presets::NOTHING);
-    table.set_header(header);
-    if let Some(column) = table.column_mut(1) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
-    rows.for_each(|row| _ = table.add_row(row));
-    stdout_line!("{table}");
 }

@@ -18,7 +18,10 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
-use cluster_map::{ClusterSettings, DeviceRecord, EtcdFiles, EtcdOptions, MapChange, NodeId, OutReason};
+use cluster_map::{
+    ClusterSettings, DeviceRecord, EtcdFiles, EtcdOptions, MapChange, NodeId, NodeRecord, OutReason,
+    TlsPolicy,
+};
 use rustix::fs::inotify::{self, WatchFlags};
 use rustix::io::Errno;
 use signal_hook::consts::{SIGCHLD, SIGINT, SIGTERM};
@@ -64,7 +67,7 @@ pub(crate) enum StoreCommand {
     #[command(after_help = "Examples:\n  ringbolt store add-node\n  \
         ringbolt store add-node --replace 2\n  \
         ringbolt store add-node --etcd http://10.0.0.1:2379 --key key --listen 10.0.0.2 \\\n      \
-        --allow-plain-network")]
+        --tls required")]
     AddNode(AddNodeArgs),
     /// Stop a node of this machine for maintenance: others take over first, and `ringbolt store up` does not
     /// start it again
@@ -91,6 +94,11 @@ pub(crate) enum StoreCommand {
     /// Give a node another share of the data: some replicas move to it, or from it to others
     #[command(after_help = "Example:\n  ringbolt store weight 2 5120")]
     Weight(WeightArgs),
+    /// Have connections to nodes use TLS, in a running cluster too: `on`, and `required` when all use it
+    #[command(after_help = "Examples:\n  ringbolt store tls on\n  ringbolt store tls required --node 2\n\n\
+        Keys follow from those of the cluster and its clients; there are no certificates. Nodes and clients\n\
+        follow at once. `ringbolt store status --json` counts the connections of each node with and without TLS.")]
+    Tls(TlsArgs),
     /// Let a replica serve that lacks what its group had, and whose group waits: says what that costs, and
     /// needs --yes
     #[command(after_help = "Example:\n  ringbolt store accept-loss 3 --yes")]
@@ -232,9 +240,13 @@ pub(crate) struct NodeOptions {
     /// Address that a new node listens on
     #[arg(long, value_name = "IP", default_value = "127.0.0.1")]
     listen: IpAddr,
-    /// Listen on an address that others than this machine reach, although data is not encrypted
+    /// Listen on an address that others than this machine reach, although data is not encrypted; not needed
+    /// with `--tls required`
     #[arg(long)]
     allow_plain_network: bool,
+    /// Whether others connect to a new node with TLS; `ringbolt store tls` changes it
+    #[arg(long, value_enum, default_value_t = TlsOption::Off)]
+    tls: TlsOption,
     /// The device of a new node writes each aligned 4 KiB whole or not at all, also when the power fails,
     /// although it does not report that: overwrites of 4 KiB then go in place, and the log has only their
     /// headers
@@ -288,6 +300,7 @@ impl NodeOptions {
             domain: None,
             listen: Ipv4Addr::LOCALHOST.into(),
             allow_plain_network: false,
+            tls: TlsOption::Off,
             atomic_blocks: false,
             read_policy: ReadPolicy::Overlay,
             checksum_cache: StoreTuning::default().checksum_cache_bytes,
@@ -302,11 +315,12 @@ impl NodeOptions {
         if self.flush_after > StoreTuning::FLUSH_AFTER_MAX.as_nanos() as u64 {
             return Err(CommandError::usage("--flush-after: at most a minute"));
         }
-        if self.listen.is_loopback() || self.allow_plain_network {
+        if self.listen.is_loopback() || self.allow_plain_network || self.tls == TlsOption::Required {
             return Ok(());
         }
         Err(CommandError::usage(format!(
-            "{} is not this machine alone, and data is not encrypted: --allow-plain-network permits it",
+            "{} is not this machine alone, and data is not encrypted: --tls required encrypts it, and \
+             --allow-plain-network permits it",
             self.listen
         )))
     }
@@ -340,6 +354,39 @@ pub(crate) struct OutArgs {
     node: u32,
     #[command(flatten)]
     of: ClusterArgs,
+}
+
+/// Arguments of `ringbolt store tls`.
+#[derive(Args)]
+pub(crate) struct TlsArgs {
+    /// Whether others connect to a node with TLS
+    policy: TlsOption,
+    /// Number of a node; may be given more than once [default: all nodes]
+    #[arg(long = "node", value_name = "NODE")]
+    nodes: Vec<u32>,
+    #[command(flatten)]
+    of: ClusterArgs,
+}
+
+/// Whether connections to a node use TLS.
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(super) enum TlsOption {
+    /// Others connect without it; those that use it are served too
+    Off,
+    /// Others connect with it; those that do not are served too
+    On,
+    /// Others connect with it, and none is served without
+    Required,
+}
+
+impl From<TlsOption> for TlsPolicy {
+    fn from(option: TlsOption) -> TlsPolicy {
+        match option {
+            TlsOption::Off => TlsPolicy::Off,
+            TlsOption::On => TlsPolicy::On,
+            TlsOption::Required => TlsPolicy::Required,
+        }
+    }
 }
 
 /// Arguments of `ringbolt store weight`.
@@ -400,6 +447,7 @@ pub(crate) fn run(command: StoreCommand) -> Result<(), CommandError> {
         StoreCommand::In(options) => set_out(&options, None),
         StoreCommand::RemoveNode(options) => remove_node(&options),
         StoreCommand::Weight(options) => set_weight(&options),
+        StoreCommand::Tls(options) => set_tls(&options),
         StoreCommand::AcceptLoss(options) => accept_loss::run(&options),
         StoreCommand::Reclaim(options) => reclaim::run(&options),
         StoreCommand::Pool(command) => pool::run(command),
@@ -539,6 +587,23 @@ fn set_out(options: &OutArgs, reason: Option<OutReason>) -> Result<(), CommandEr
         return Err(CommandError::operation(format!("the cluster has no node {}", node.0)));
     }
     layout.map.set_out(node, reason).map_err(CommandError::operation)
+}
+
+/// Nodes and clients read the record, and follow.
+fn set_tls(options: &TlsArgs) -> Result<(), CommandError> {
+    let layout = ClusterLayout::open(&options.of.cluster, &options.of.etcd.options())?;
+    let nodes = layout.map.nodes().map_err(CommandError::operation)?;
+    if let Some(unknown) = options.nodes.iter().find(|node| !nodes.contains_key(&NodeId(**node))) {
+        return Err(CommandError::operation(format!("the cluster has no node {unknown}")));
+    }
+    let tls = TlsPolicy::from(options.policy);
+    let is_chosen = |id: NodeId| options.nodes.is_empty() || options.nodes.contains(&id.0);
+    for (id, record) in nodes.into_iter().filter(|(id, _)| is_chosen(*id)) {
+        if record.tls != tls {
+            layout.map.put_node(id, &NodeRecord { tls, ..record }).map_err(CommandError::operation)?;
+        }
+    }
+    Ok(())
 }
 
 /// Placement follows: every node reads the devices again when one of them has changed.

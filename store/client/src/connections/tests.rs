@@ -3,7 +3,7 @@
 
 use std::io::{self, IoSlice, IoSliceMut};
 
-use sockets::{Listen, NetworkFaults, SimulatedNetwork, SimulatedStream, TransferResult};
+use sockets::{Listen, NetworkFaults, SimulatedNetwork, SimulatedStream, StreamAddress, TransferResult};
 use store_link::ClusterKey;
 use wire_replica::ClientReply;
 
@@ -93,7 +93,10 @@ fn a_message_is_written_without_a_read() {
             writes: 0,
         },
         identity: identity(None),
-        nodes: BTreeMap::from([(node, NodeConnection::new(&address))]),
+        nodes: BTreeMap::from([(
+            node,
+            NodeConnection::new(&NodeAddress { stream: address, has_tls: false }),
+        )]),
         by_connection: BTreeMap::new(),
         events: Vec::new(),
         received: Vec::new(),

@@ -2,11 +2,11 @@
 #![allow(clippy::unwrap_used)]
 
 use std::io::{IoSlice, IoSliceMut, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Barrier;
 
 use reactor::{IdlePolicy, Reactor, ReactorConfig};
-use sockets::{ByteStream, Sockets, TransferResult};
+use sockets::{ByteStream, Sockets, StreamAddress, TransferResult};
 use store_link::ClusterKey;
 
 use super::*;
@@ -41,7 +41,7 @@ fn identity(node: Option<u32>, cluster: u8, key: u8) -> Identity {
 type NodeResponse = Box<dyn FnOnce() -> Option<Vec<u8>> + Send>;
 
 /// A node that takes one connection.
-fn node(identity: Identity, respond: NodeResponse) -> StreamAddress {
+fn node(identity: Identity, respond: NodeResponse) -> NodeAddress {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     std::thread::spawn(move || {
@@ -64,16 +64,20 @@ fn node(identity: Identity, respond: NodeResponse) -> StreamAddress {
             }
         }
     });
-    StreamAddress::Tcp(address)
+    plain(address)
 }
 
-fn answering(id: u32, report: &str) -> StreamAddress {
+fn plain(address: SocketAddr) -> NodeAddress {
+    NodeAddress { stream: StreamAddress::Tcp(address), has_tls: false }
+}
+
+fn answering(id: u32, report: &str) -> NodeAddress {
     let report = report.as_bytes().to_vec();
     node(identity(Some(id), 1, 1), Box::new(move || Some(report)))
 }
 
 /// Asks the nodes, from 1 on.
-fn ask(nodes: Vec<StreamAddress>, timeout_ns: u64) -> BTreeMap<u32, Result<Value, String>> {
+fn ask(nodes: Vec<NodeAddress>, timeout_ns: u64) -> BTreeMap<u32, Result<Value, String>> {
     let reactor = Reactor::new(&ReactorConfig { idle: IdlePolicy::Sleep, ..Default::default() }).unwrap();
     let core = reactor.core();
     let nodes = (1..).map(ReplicaId).zip(nodes).collect();
@@ -99,8 +103,8 @@ fn a_node_reports_or_there_is_a_reason() {
             node(identity(Some(7), 1, 2), Box::new(|| unreachable!("it has another key"))),
             node(identity(Some(8), 2, 1), Box::new(|| unreachable!("it is of another cluster"))),
             node(identity(Some(10), 1, 1), Box::new(|| unreachable!("it is another node"))),
-            StreamAddress::Tcp(silent.local_addr().unwrap()),
-            StreamAddress::Tcp(refusing),
+            plain(silent.local_addr().unwrap()),
+            plain(refusing),
             answering(12, r#"["node"]"#),
         ],
         1_000_000_000,

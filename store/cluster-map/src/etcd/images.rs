@@ -49,6 +49,36 @@ impl EtcdMap {
         Ok(decode::<ImageEntry>(name, &found)? == *to)
     }
 
+    pub(super) fn rename_image_record(&self, pool: &str, name: &str, to: &str) -> Result<(), MapError> {
+        let missing = || MapError::Missing(format!("image {pool}/{name}"));
+        let [key, new] = [name, to].map(|name| self.key(&format!("images/{pool}/{name}")));
+        let mut found = self.client.get(&key)?.ok_or_else(missing)?;
+        for _ in 0..ATTEMPTS_MAX {
+            let image: ImageEntry = decode(name, &found)?;
+            let request = json!({
+                "compare": [revision_is(&key, found.mod_revision), version_is(&new, 0)],
+                "success": [
+                    { "request_delete_range": { "key": base64(&key) } },
+                    { "request_put": put(&new, &encode(&image)) },
+                ],
+                "failure": [{ "request_range": { "key": base64(&key) } }],
+            });
+            let answer = self.transaction(&request)?;
+            if answer.succeeded {
+                return Ok(());
+            }
+            let there = self.client.get(&new)?.map(|found| decode::<ImageEntry>(to, &found)).transpose()?;
+            match (answer.into_record(), there) {
+                // The answer of an attempt was lost.
+                (None, Some(there)) if there.volume == image.volume => return Ok(()),
+                (None, _) => return Err(missing()),
+                (Some(_), Some(_)) => return Err(MapError::Exists(format!("image {pool}/{to}"))),
+                (Some(other), None) => found = other,
+            }
+        }
+        Err(busy(name))
+    }
+
     pub(super) fn remove_image_record(&self, pool: &str, name: &str) -> Result<RemovedImage, MapError> {
         let missing = || MapError::Missing(format!("image {pool}/{name}"));
         let key = self.key(&format!("images/{pool}/{name}"));

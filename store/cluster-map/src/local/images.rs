@@ -10,10 +10,12 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
+use rustix::fs::{CWD, RenameFlags};
+use rustix::io::Errno;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::{LocalMap, Publish, failed, image_path, plain_name};
+use super::{LocalMap, Publish, failed, image_path, plain_name, sync_directory};
 use crate::{ImageEntry, MapError, RemovedImage};
 
 pub(super) fn lock_directory(volume: u64) -> PathBuf {
@@ -137,12 +139,32 @@ impl LocalMap {
             return Ok(false);
         }
         self.publish(&image_path(pool, name), to, Publish::Replace)?;
-        if self.root.join(removed_path(image.volume)).exists() {
-            // It was removed meanwhile: the file is back.
+        let is_renamed = || -> Result<bool, MapError> {
+            let has_name = |(of, other): &(String, String)| of == pool && other != name;
+            let mut all = self.all_images()?.into_iter();
+            Ok(all.any(|(key, other)| has_name(&key) && other.volume == image.volume))
+        };
+        if self.root.join(removed_path(image.volume)).exists() || is_renamed()? {
+            // It was removed or renamed meanwhile: the file is back.
             self.remove(&image_path(pool, name))?;
             return Err(missing());
         }
         Ok(true)
+    }
+
+    pub(super) fn rename_image_record(&self, pool: &str, name: &str, to: &str) -> Result<(), MapError> {
+        let missing = || MapError::Missing(format!("image {pool}/{name}"));
+        self.image(pool, name)?.ok_or_else(missing)?;
+        self.free_removed_name(pool, to)?;
+        let paths = [name, to].map(|name| image_path(pool, name));
+        paths.iter().try_for_each(|path| self.count_change(path))?;
+        let [from, to_path] = paths.map(|path| self.root.join(path));
+        match rustix::fs::renameat_with(CWD, &from, CWD, &to_path, RenameFlags::NOREPLACE) {
+            Ok(()) => sync_directory(from.parent().unwrap_or(&self.root)),
+            Err(Errno::EXIST) => Err(MapError::Exists(format!("image {pool}/{to}"))),
+            Err(Errno::NOENT) => Err(missing()),
+            Err(error) => Err(failed(&from, &error.into())),
+        }
     }
 
     pub(super) fn remove_image_record(&self, pool: &str, name: &str) -> Result<RemovedImage, MapError> {

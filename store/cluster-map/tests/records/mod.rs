@@ -17,7 +17,13 @@ pub(crate) fn record(epoch: u32, primary: u32, in_sync: &[u32]) -> GroupRecord {
 
 pub(crate) fn node(number: u128) -> NodeRecord {
     let addresses = vec!["127.0.0.1:7000".to_string()];
-    NodeRecord { uuid: Uuid::from_u128(number), addresses, domain: "rack".to_string(), out: false }
+    NodeRecord {
+        uuid: Uuid::from_u128(number),
+        addresses,
+        domain: "rack".to_string(),
+        tls: TlsPolicy::Off,
+        out: false,
+    }
 }
 
 /// Three users of a map, each as another process would, propose records of one group until its epoch is `end`
@@ -142,6 +148,36 @@ pub(crate) fn client_keys_come_and_go(map: &impl ClusterMap) {
 }
 
 /// A process that is a node.
+/// In a map with pool `p`, whose images are `vol` and no others of these names.
+pub(crate) fn images_get_other_names(map: &impl ClusterMap) {
+    let key = |name: &str| ("p".to_string(), name.to_string());
+    let rename = |from: &str, to: &str| map.rename_image("p", from, to).map_err(|error| error.to_string());
+    let before = map.images().unwrap();
+    let vol = before[&key("vol")].clone();
+    rename("vol", "data").unwrap();
+    let after = map.images().unwrap();
+    assert_eq!(
+        (after.get(&key("data")), after.get(&key("vol")), after.len()),
+        (Some(&vol), None, before.len())
+    );
+    assert_eq!(rename("vol", "other").unwrap_err(), "there is no image p/vol");
+    assert!(rename("data", "a/b").unwrap_err().contains("no name"));
+    let other = map.create_image("p", "vol", 4096).unwrap();
+    assert_eq!(rename("data", "vol").unwrap_err(), "image p/vol exists");
+    // What is changed follows the image, and not its name.
+    let trashed = Some(TrashedImage { name: "data".to_string(), until: 7 });
+    let changed = ImageEntry { bytes: vol.bytes + 4096, trashed, ..vol.clone() };
+    assert!(map.change_image("p", "data", &vol, &changed).unwrap());
+    rename("data", "trash.1").unwrap();
+    assert_eq!(map.images().unwrap()[&key("trash.1")], changed);
+    assert_eq!(map.images().unwrap()[&key("vol")], other);
+    let removed = map.remove_image("p", "vol").unwrap();
+    map.image_is_empty(&removed).unwrap();
+    rename("trash.1", "vol").unwrap();
+    assert!(map.change_image("p", "vol", &changed, &vol).unwrap());
+    assert_eq!(map.images().unwrap(), before);
+}
+
 pub(crate) fn holder(id: u128, place: &str) -> LeaseHolder {
     LeaseHolder {
         id: Uuid::from_u128(id),

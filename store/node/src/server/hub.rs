@@ -2,14 +2,16 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::SyncSender;
 
+use cluster_map::TlsPolicy;
 use foldhash::HashMap;
 use reactor::{Core, MailboxReceiver, MailboxSender, Period, PollResult, Poller, Shutdown};
 use replica::{ClientReply, MessageBody, ReplicaId, ReplicaMessage};
 use slots::{Slab, Slot};
 use sockets::{ConnectionId, ListenerId, Network, NetworkEvent, ServerNetwork, StreamAddress};
-use store_link::{Identity, Link, LinkError, LinkEvent};
+use store_link::{Identity, Link, LinkError, LinkEvent, NodeAddress};
 use wire_replica::{Frame, KeyName};
 
 use super::keys::{KeyGrants, KeyRights};
@@ -35,7 +37,9 @@ pub(super) enum HubInput {
     /// The nodes that have or get a replica of a group: others do not join it.
     Members { group: u32, replicas: Vec<ReplicaId> },
     /// The addresses of all nodes.
-    Nodes(BTreeMap<ReplicaId, StreamAddress>),
+    Nodes(BTreeMap<ReplicaId, NodeAddress>),
+    /// Whether connections to this node use TLS.
+    Tls(TlsPolicy),
     /// The keys of clients.
     Keys(Arc<KeyGrants>),
     /// Sends a message to another node.
@@ -50,6 +54,29 @@ pub(super) enum HubInput {
     Fence,
     /// Ends; the sender is dropped then.
     Close(OnceSender<()>),
+}
+
+/// Connections of nodes and clients that have proved who they are.
+#[derive(Default)]
+pub(super) struct ConnectionCounts {
+    /// With TLS.
+    pub(super) tls: AtomicU32,
+    /// Without.
+    pub(super) plain: AtomicU32,
+}
+
+impl ConnectionCounts {
+    fn of(&self, link: &Link) -> &AtomicU32 {
+        if link.is_tls() { &self.tls } else { &self.plain }
+    }
+}
+
+/// How the connections of a node begin.
+pub(super) struct HubConfig {
+    pub(super) identity: Arc<Identity>,
+    pub(super) grants: Arc<KeyGrants>,
+    pub(super) tls: TlsPolicy,
+    pub(super) counts: Arc<ConnectionCounts>,
 }
 
 struct Connection {
@@ -72,7 +99,7 @@ struct Connection {
 }
 
 struct Peer {
-    address: StreamAddress,
+    address: NodeAddress,
     connection: Option<Slot>,
     again_ns: u64,
 }
@@ -126,6 +153,8 @@ impl Reports {
 pub(super) struct Hub<N: Network> {
     network: N,
     identity: Arc<Identity>,
+    tls: TlsPolicy,
+    counts: Arc<ConnectionCounts>,
     grants: Arc<KeyGrants>,
     inputs: MailboxReceiver<HubInput>,
     listener: ListenerId,
@@ -153,10 +182,10 @@ impl<N: ServerNetwork> Hub<N> {
     /// Listens on this core.
     pub(super) fn start(
         core: &Core,
-        identity: Arc<Identity>,
-        grants: Arc<KeyGrants>,
+        config: HubConfig,
         listen: &StreamAddress,
     ) -> Result<(MailboxSender<HubInput>, StreamAddress), StoreError> {
+        let HubConfig { identity, grants, tls, counts } = config;
         let mut network = N::of_core(core);
         let listener = network
             .listen(listen)
@@ -166,6 +195,8 @@ impl<N: ServerNetwork> Hub<N> {
         let hub = Hub {
             network,
             identity,
+            tls,
+            counts,
             grants,
             inputs,
             listener,
@@ -203,6 +234,11 @@ impl<N: ServerNetwork> Hub<N> {
                     (id, known.unwrap_or(Peer { address, connection: None, again_ns: 0 }))
                 });
                 self.peers = peers.collect::<Vec<_>>().into_iter().collect();
+                self.close_plain();
+            }
+            HubInput::Tls(tls) => {
+                self.tls = tls;
+                self.close_plain();
             }
             HubInput::Keys(grants) => self.set_keys(grants),
             HubInput::Send { group, to, message } => {
@@ -250,6 +286,18 @@ impl<N: ServerNetwork> Hub<N> {
         deleted.into_iter().for_each(|(slot, name)| self.close(slot, &LinkError::KeyDeleted(name)));
     }
 
+    /// Ends connections without TLS that would have it now.
+    fn close_plain(&mut self) {
+        let has_tls = |connection: &Connection| match connection.opened_to {
+            Some(node) => self.peers.get(&node).is_some_and(|peer| peer.address.has_tls),
+            None => self.tls == TlsPolicy::Required,
+        };
+        let plain = |connection: &Connection| !connection.link.is_tls() && has_tls(connection);
+        let plain: Vec<Slot> =
+            self.connections.iter().filter(|(_, it)| plain(it)).map(|(slot, _)| slot).collect();
+        plain.into_iter().for_each(|slot| self.close(slot, &LinkError::Closed));
+    }
+
     /// A connection has proved who it is.
     ///
     /// # Errors
@@ -263,6 +311,7 @@ impl<N: ServerNetwork> Hub<N> {
         self.greeting -= 1;
         let Some(connection) = self.connections.get_mut(slot) else { return Ok(()) };
         connection.peer = Some(peer);
+        self.counts.of(&connection.link).fetch_add(1, Ordering::Relaxed);
         if let (Some(node), None) = (peer, connection.opened_to) {
             self.opened_by.insert(node, slot);
         }
@@ -286,8 +335,8 @@ impl<N: ServerNetwork> Hub<N> {
             return None;
         }
         peer.again_ns = self.now_ns + RECONNECT_NS;
-        let link = Link::connect_to(self.identity.clone(), node).ok()?;
-        let stream = self.network.connect(&peer.address).ok()?;
+        let link = Link::connect_at(self.identity.clone(), node, &peer.address).ok()?;
+        let stream = self.network.connect(&peer.address.stream).ok()?;
         let slot = self.add(stream, link, Some(node))?;
         self.peers.get_mut(&node)?.connection = Some(slot);
         Some(slot)
@@ -331,7 +380,8 @@ impl<N: ServerNetwork> Hub<N> {
             }
         }
         let link = Link::accept_with(self.identity.clone(), self.grants.secrets.clone());
-        self.add(stream, link, None);
+        let is_required = self.tls == TlsPolicy::Required;
+        self.add(stream, if is_required { link.requiring_tls() } else { link }, None);
     }
 
     fn drive(&mut self, slot: Slot) {
@@ -428,7 +478,10 @@ impl<N: ServerNetwork> Hub<N> {
         }
         self.by_id.remove(&connection.id.0.to_bits());
         self.network.close(connection.id);
-        self.greeting -= usize::from(connection.peer.is_none());
+        match connection.peer {
+            None => self.greeting -= 1,
+            Some(_) => _ = self.counts.of(&connection.link).fetch_sub(1, Ordering::Relaxed),
+        }
         self.clients.retain(|_, of| *of != slot);
         self.opened_by.retain(|_, of| *of != slot);
         self.reports.forget(slot);
@@ -528,11 +581,12 @@ mod tests {
         };
         // The test's own network does not end a sleep.
         let idle = reactor::IdlePolicy::Spin;
-        let config = reactor::ReactorConfig { idle, ..reactor::ReactorConfig::default() };
-        let mut reactor = reactor::Reactor::new(&config).unwrap();
+        let reactor_config = reactor::ReactorConfig { idle, ..reactor::ReactorConfig::default() };
+        let mut reactor = reactor::Reactor::new(&reactor_config).unwrap();
         let listen = "127.0.0.1:0".parse().unwrap();
-        let (inputs, address) =
-            Hub::<Sockets>::start(&reactor.core(), identity(1), Arc::default(), &listen).unwrap();
+        let (grants, counts) = (Arc::default(), Arc::default());
+        let config = HubConfig { identity: identity(1), grants, tls: TlsPolicy::Off, counts };
+        let (inputs, address) = Hub::<Sockets>::start(&reactor.core(), config, &listen).unwrap();
 
         let mut network = Sockets::of_core(&reactor.core());
         let stream = network.connect(&address).unwrap();
@@ -560,7 +614,8 @@ mod tests {
         let message =
             ReplicaMessage { from: ReplicaId(1), config: Arc::new(config), body: MessageBody::Config };
         // The last one is where it listened before.
-        for nodes in [BTreeMap::new(), BTreeMap::from([(ReplicaId(2), "127.0.0.1:1".parse().unwrap())])] {
+        let nowhere = NodeAddress { stream: "127.0.0.1:1".parse().unwrap(), has_tls: false };
+        for nodes in [BTreeMap::new(), BTreeMap::from([(ReplicaId(2), nowhere)])] {
             assert!(inputs.send(HubInput::Nodes(nodes)).is_ok());
             // The first one is for a node that did not connect.
             for to in [3, 2] {

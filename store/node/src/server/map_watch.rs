@@ -21,10 +21,10 @@ use std::time::{Duration, Instant};
 
 use cluster_map::{
     ClusterMap, DeviceRecord, GroupId, GroupRecord, KnownMap, LeaseHolder, LeaseOutcome, MapChange,
-    MapChanges, MapError, NodeId, NodeRecord, OutReason, PartitionSize, PoolClass, ReplicaId,
+    MapChanges, MapError, NodeId, NodeRecord, OutReason, PartitionSize, PoolClass, ReplicaId, TlsPolicy,
 };
 use reactor::{MailboxSender, ReactorHandle};
-use sockets::StreamAddress;
+use store_link::NodeAddress;
 use uuid::Uuid;
 
 pub(super) use proposals::{ProposalReceiver, Proposals, proposals};
@@ -102,7 +102,7 @@ pub(super) struct MapWatchConfig {
     /// Groups whose primary the node has, and that have too few replicas because no other node has room.
     pub(super) without_room: Arc<Mutex<BTreeMap<u32, NoRoom>>>,
     /// The addresses of the nodes, for reports.
-    pub(super) addresses: Arc<Mutex<BTreeMap<ReplicaId, StreamAddress>>>,
+    pub(super) addresses: Arc<Mutex<BTreeMap<ReplicaId, NodeAddress>>>,
     /// What is kept of the node in the map.
     pub(super) memory: KeptMemory,
     /// The replicas.
@@ -176,7 +176,9 @@ struct Watcher {
     losses: BTreeMap<u32, u32>,
     keeper: KeeperWake,
     /// Addresses of the nodes, as the connections know them.
-    addresses: BTreeMap<ReplicaId, StreamAddress>,
+    addresses: BTreeMap<ReplicaId, NodeAddress>,
+    /// Whether connections to this node use TLS, as the connections know it.
+    tls: TlsPolicy,
     /// Replicas that are being made or removed.
     hosting: BTreeSet<u32>,
     /// Partitions that had failed and were to be made spare, each once.
@@ -233,6 +235,7 @@ impl MapWatch {
         for (group, record) in &records {
             let _ = config.hub.send(HubInput::Members { group: *group, replicas: record.replicas.clone() });
         }
+        let tls = config.record.tls;
         let mut watcher = Watcher {
             keeper: keeper.waker(),
             config,
@@ -252,6 +255,7 @@ impl MapWatch {
             older: BTreeSet::new(),
             losses: BTreeMap::new(),
             addresses: BTreeMap::new(),
+            tls,
             hosting: BTreeSet::new(),
             discarded: BTreeSet::new(),
             host,
@@ -540,6 +544,12 @@ impl Watcher {
             self.addresses = addresses.clone();
             sync::lock(&self.config.addresses).clone_from(&addresses);
             let _ = self.config.hub.send(HubInput::Nodes(addresses));
+        }
+        let tls = self.membership.node(self.config.node).map_or(self.tls, |own| own.tls);
+        if tls != self.tls {
+            log::info!("TLS of connections to this node is {} now, and was {}", tls.name(), self.tls.name());
+            self.tls = tls;
+            let _ = self.config.hub.send(HubInput::Tls(tls));
         }
         self.register()?;
         if self.is_taken {

@@ -10,6 +10,7 @@ use cluster_map::{
     PartitionSize, PoolRecord, ReplicaId, Topology,
 };
 use sockets::StreamAddress;
+use store_link::NodeAddress;
 use uuid::Uuid;
 use wire_store::{BLOCK_BYTES, BLOCKS_PER_EXTENT};
 
@@ -60,10 +61,11 @@ impl Membership {
     }
 
     /// Where the nodes listen.
-    pub(super) fn addresses(&self) -> BTreeMap<ReplicaId, StreamAddress> {
+    pub(super) fn addresses(&self) -> BTreeMap<ReplicaId, NodeAddress> {
         let address = |(id, node): (&NodeId, &NodeRecord)| {
             let address = node.addresses.iter().find_map(|address| address.parse().ok())?;
-            Some((ReplicaId(id.0), StreamAddress::Tcp(address)))
+            let stream = StreamAddress::Tcp(address);
+            Some((ReplicaId(id.0), NodeAddress { stream, has_tls: !node.tls.is_off() }))
         };
         self.nodes.iter().filter_map(address).collect()
     }
@@ -211,12 +213,18 @@ impl fmt::Display for NoRoom {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cluster_map::LocalMap;
+    use cluster_map::{LocalMap, TlsPolicy};
 
     fn membership(nodes: u32, up: &[u32], out: &[u32], since: Instant) -> Membership {
         let node = |id: u32| {
             let uuid = Uuid::from_u128(id.into());
-            let record = NodeRecord { uuid, addresses: Vec::new(), domain: format!("node{id}"), out: false };
+            let record = NodeRecord {
+                uuid,
+                addresses: Vec::new(),
+                domain: format!("node{id}"),
+                tls: TlsPolicy::Off,
+                out: false,
+            };
             (NodeId(id), record)
         };
         let nodes: BTreeMap<_, _> = (1..=nodes).map(node).collect();

@@ -11,10 +11,11 @@ use control::json::{Value, json};
 use reactor::{MailboxSender, blocking};
 use replica::{CopyProgress, EntryId, GroupBlocked, LearnerStatus, ReplicaId};
 use sockets::StreamAddress;
+use store_link::NodeAddress;
 use wire_replica::REPORT_BYTES_MAX;
 
 use super::NoRoom;
-use super::hub::HubInput;
+use super::hub::{ConnectionCounts, HubInput};
 use super::map_watch::{Refusal, SeenMap};
 use crate::{FailedPartition, PartitionStatus, ReplicaNode, StoreError};
 
@@ -36,7 +37,9 @@ pub(super) struct NodeReport {
     /// they use.
     pub(super) without_room: Arc<Mutex<BTreeMap<u32, NoRoom>>>,
     /// The nodes, as the map had them when it was read last.
-    pub(super) addresses: Arc<Mutex<BTreeMap<ReplicaId, StreamAddress>>>,
+    pub(super) addresses: Arc<Mutex<BTreeMap<ReplicaId, NodeAddress>>>,
+    /// Its connections.
+    pub(super) connections: Arc<ConnectionCounts>,
     /// What the node has seen of the map.
     pub(super) seen: Arc<Mutex<SeenMap>>,
 }
@@ -48,7 +51,7 @@ impl NodeReport {
     /// [`StoreError::Closed`].
     pub(super) async fn make(&self) -> Result<Value, StoreError> {
         let status = self.node.status().await?;
-        let node = |(id, address): (&ReplicaId, &StreamAddress)| json!({ "node": id.0, "address": address.to_string() });
+        let node = |(id, address): (&ReplicaId, &NodeAddress)| json!({ "node": id.0, "address": address.stream.to_string(), "tls": address.has_tls });
         Ok(json!({
             "node": self.id.0,
             "state": if self.is_leaving.load(Ordering::Relaxed) { "leaving" } else { "serves" },
@@ -65,6 +68,10 @@ impl NodeReport {
             "failed_partitions": self.node.failed_partitions().into_iter().map(failed).collect::<Vec<_>>(),
             "refused": sync::lock(&self.refused).iter().map(refused).collect::<Vec<_>>(),
             "without_room": sync::lock(&self.without_room).iter().map(without_room).collect::<Vec<_>>(),
+            "connections": {
+                "tls": self.connections.tls.load(Ordering::Relaxed),
+                "plain": self.connections.plain.load(Ordering::Relaxed),
+            },
             "map": describe_map(&sync::lock(&self.seen)),
             "nodes": sync::lock(&self.addresses).iter().map(node).collect::<Vec<_>>(),
         }))

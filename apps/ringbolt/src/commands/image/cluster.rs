@@ -11,7 +11,7 @@ use reactor::{Core, Reactor, ReactorConfig};
 use serde_json::{Value, json};
 use store_client::{AttachOptions, Cluster, ClusterImage, ReclaimError};
 
-use super::{ImageOwner, mib, print_table};
+use super::owner::{ImageOwner, mib, print_table};
 use crate::command_error::CommandError;
 use crate::console::{stderr_line, stdout_line};
 
@@ -20,7 +20,7 @@ const STEP_BYTES: u64 = 64 << 20;
 /// What takes longer than this says how far it is, and again after each such time.
 const PROGRESS_EVERY: Duration = Duration::from_secs(2);
 
-fn open(of: &ImageOwner) -> Result<Cluster, CommandError> {
+pub(super) fn open(of: &ImageOwner) -> Result<Cluster, CommandError> {
     Cluster::open(&of.cluster_directory(), &of.etcd.options()).map_err(CommandError::operation)
 }
 
@@ -213,7 +213,8 @@ pub(super) fn info(of: &ImageOwner, name: &str, as_json: bool) -> Result<(), Com
 /// Lists the images of all pools.
 pub(super) fn list(of: &ImageOwner, as_json: bool) -> Result<(), CommandError> {
     let cluster = open(of)?;
-    let images = cluster.map().images().map_err(failed)?;
+    let mut images = cluster.map().images().map_err(failed)?;
+    images.retain(|_, image| image.trashed.is_none());
     if as_json {
         let mut all = Vec::new();
         for ((pool, name), image) in &images {

@@ -428,7 +428,7 @@ fn failed(error: MapError) -> CommandError {
 
 fn node_record(options: &NodeOptions, node: u32) -> NodeRecord {
     let domain = options.domain.clone().unwrap_or_else(|| own_domain(node));
-    NodeRecord { uuid: Uuid::new_v4(), addresses: Vec::new(), domain, out: false }
+    NodeRecord { uuid: Uuid::new_v4(), addresses: Vec::new(), domain, tls: options.tls.into(), out: false }
 }
 
 /// The failure domain of a node for which none was given.

@@ -535,6 +535,7 @@ fn describe_nodes(answers: &NodeAnswers, map: Option<&MapContents>, groups: &[Gr
             "domain": map.and_then(|map| map.nodes.get(&NodeId(node))).map(|record| &record.domain),
             "up": map.map(|map| map.up.contains(&NodeId(node))),
             "out": map.and_then(|map| map.out.get(&NodeId(node))),
+            "tls": map.and_then(|map| map.nodes.get(&NodeId(node))).map(|record| record.tls.name()),
             "weight": map.and_then(|map| map.weights.get(&NodeId(node))),
             "primaries": primaries.get(&node).copied().unwrap_or(0),
             "error": answer.and_then(NodeAnswer::error),

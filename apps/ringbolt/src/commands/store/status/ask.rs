@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use bdev::Uuid;
-use cluster_map::{ClusterMap, MapError, ReplicaId};
+use cluster_map::{ClusterMap, MapError, NodeRecord, ReplicaId};
 use reactor::{IdlePolicy, Reactor, ReactorConfig};
 use serde_json::Value;
-use sockets::{Sockets, StreamAddress};
+use sockets::Sockets;
 use store_client::{StatusError, ask_nodes};
-use store_link::{ClusterKey, Identity};
+use store_link::{ClusterKey, Identity, NodeAddress};
 
 use crate::command_error::CommandError;
 use crate::commands::rpc;
@@ -39,7 +39,7 @@ pub(super) struct NodeAnswer {
 /// The answers of the nodes.
 pub(super) type NodeAnswers = BTreeMap<u32, NodeAnswer>;
 
-type Addresses = BTreeMap<ReplicaId, Option<StreamAddress>>;
+type Addresses = BTreeMap<ReplicaId, Option<NodeAddress>>;
 
 /// Asks all nodes of the map, at the same time; if the map cannot be used, those that the nodes of this machine know, and why
 /// it cannot.
@@ -81,8 +81,11 @@ pub(super) fn ask(layout: &ClusterLayout) -> Result<(NodeAnswers, Option<MapErro
 
 /// The cluster, and the addresses of its nodes; a node that was never started has none.
 fn read_nodes(map: &dyn ClusterMap) -> Result<(Uuid, Addresses), MapError> {
-    let address = |addresses: &[String]| addresses.first()?.parse().ok();
-    let nodes = map.nodes()?.into_iter().map(|(id, node)| (ReplicaId(id.0), address(&node.addresses)));
+    let address = |node: &NodeRecord| {
+        let stream = node.addresses.first()?.parse().ok()?;
+        Some(NodeAddress { stream, has_tls: !node.tls.is_off() })
+    };
+    let nodes = map.nodes()?.into_iter().map(|(id, node)| (ReplicaId(id.0), address(&node)));
     Ok((map.cluster()?, nodes.collect()))
 }
 
@@ -95,7 +98,9 @@ fn known_nodes(answers: &NodeAnswers) -> Option<(Uuid, Addresses)> {
         known = known.or(report["cluster"].as_str().and_then(|cluster| cluster.parse().ok()));
         for node in report["nodes"].as_array().into_iter().flatten() {
             let number = node["node"].as_u64().and_then(|number| u32::try_from(number).ok());
-            let address = node["address"].as_str().and_then(|address| address.parse().ok());
+            let stream = node["address"].as_str().and_then(|address| address.parse().ok());
+            let has_tls = node["tls"].as_bool().unwrap_or(false);
+            let address = stream.map(|stream| NodeAddress { stream, has_tls });
             nodes.extend(number.map(|number| (ReplicaId(number), address)));
         }
     }

@@ -182,7 +182,16 @@ fn replicas_that_share_a_failure_domain_are_named() {
     let of = |domains: [&str; 3], is_moving: bool| {
         let node = |(id, domain): (u32, &str)| {
             let (uuid, domain) = (Default::default(), domain.to_string());
-            (NodeId(id), NodeRecord { uuid, addresses: Vec::new(), domain, out: false })
+            (
+                NodeId(id),
+                NodeRecord {
+                    uuid,
+                    addresses: Vec::new(),
+                    domain,
+                    tls: cluster_map::TlsPolicy::Off,
+                    out: false,
+                },
+            )
         };
         let map = MapContents { nodes: (1..).zip(domains).map(node).collect(), ..map(&[1, 2, 3]) };
         let view = GroupView { in_sync: vec![1, 2, 3], is_moving, ..view() };

@@ -1,0 +1,142 @@
+//! The trash of a cluster: images that are removed later, and can be had back until then.
+//!
+//! An image in the trash is an image whose record says so, under a name that no client opens. Programs of
+//! older releases see an image with a strange name, and remove nothing of it.
+
+use cluster_map::{ImageEntry, MapError, TrashedImage};
+use reactor::Core;
+
+use crate::reclaim::{Emptied, ReclaimError, empty};
+use crate::{ClientError, Cluster};
+
+/// An image in the trash, with its pool and the name that it has there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TrashEntry {
+    /// Its pool.
+    pub pool: String,
+    /// Its name in the map.
+    pub map_name: String,
+    /// The name that it had, and until when it is kept.
+    pub trashed: TrashedImage,
+    /// Its record.
+    pub image: ImageEntry,
+}
+
+/// Gives an image another name. Who has it attached keeps it.
+///
+/// # Errors
+/// There is no such image; [`MapError::Exists`].
+pub fn rename_image(cluster: &Cluster, pool: &str, name: &str, to: &str) -> Result<(), ClientError> {
+    cluster.image(pool, name)?;
+    Ok(cluster.map().rename_image(pool, name, to)?)
+}
+
+/// Puts an image into the trash, to be kept there until a time, in seconds since 1970.
+///
+/// # Errors
+/// [`MapError::Protected`]; [`ClientError::InUse`] if another one has the image attached, without `force`;
+/// [`ClientError::Changed`] if another one changes it at the same time.
+pub fn trash_image(
+    cluster: &Cluster,
+    pool: &str,
+    name: &str,
+    until: u64,
+    force: bool,
+) -> Result<(), ClientError> {
+    let image = cluster.image(pool, name)?;
+    image.check_unprotected(pool, name)?;
+    // Those that have it lose it, in every group.
+    let emptied = Emptied::new(cluster, pool, name, &image, force)?;
+    let trashed = TrashedImage { name: name.to_string(), until };
+    let to = ImageEntry { trashed: Some(trashed), ..image.clone() };
+    let moved = match cluster.map().change_image(pool, name, &image, &to) {
+        Ok(true) => cluster.map().rename_image(pool, name, &map_name(&image)).map_err(ClientError::Map),
+        Ok(false) => Err(ClientError::Changed { pool: pool.to_string(), image: name.to_string() }),
+        Err(error) => Err(error.into()),
+    };
+    emptied.detach();
+    moved
+}
+
+/// The images in the trash, those that are kept the shortest time first.
+///
+/// # Errors
+/// [`ClientError::Map`].
+pub fn trash(cluster: &Cluster) -> Result<Vec<TrashEntry>, ClientError> {
+    let entry = |((pool, map_name), image): ((String, String), ImageEntry)| {
+        let trashed = image.trashed.clone()?;
+        Some(TrashEntry { pool, map_name, trashed, image })
+    };
+    let mut all: Vec<TrashEntry> = cluster.map().images()?.into_iter().filter_map(entry).collect();
+    all.sort_by_key(|entry| entry.trashed.until);
+    Ok(all)
+}
+
+/// Takes an image out of the trash, under a name that no other one has.
+///
+/// # Errors
+/// [`MapError::Exists`]; [`ClientError::Changed`] if another one changes it at the same time.
+pub fn restore_image(cluster: &Cluster, entry: &TrashEntry, name: &str) -> Result<(), ClientError> {
+    let pool = &entry.pool;
+    // Without a name of its own first: two images never have one name.
+    if entry.map_name != name {
+        cluster.map().rename_image(pool, &entry.map_name, name)?;
+    }
+    let to = ImageEntry { trashed: None, ..entry.image.clone() };
+    match cluster.map().change_image(pool, name, &entry.image, &to)? {
+        true => Ok(()),
+        false => Err(ClientError::Changed { pool: pool.clone(), image: name.to_string() }),
+    }
+}
+
+/// Removes an image that is in the trash, with its data. Returns how many objects it had.
+///
+/// # Errors
+/// As [`remove_image`](crate::remove_image).
+pub async fn purge_image(
+    core: &Core,
+    cluster: &Cluster,
+    entry: &TrashEntry,
+    progress: impl FnMut(u64, u64),
+) -> Result<u64, ReclaimError> {
+    let TrashEntry { pool, map_name, image, .. } = entry;
+    let emptied = Emptied::new(cluster, pool, map_name, image, false)?;
+    let removed = match cluster.map().remove_image(pool, map_name) {
+        Ok(removed) => removed,
+        Err(error) => {
+            emptied.detach();
+            return Err(ClientError::Map(error).into());
+        }
+    };
+    empty(core, cluster, &emptied, &removed, progress).await
+}
+
+/// The name of an image in the trash: no other one has its volume.
+fn map_name(image: &ImageEntry) -> String {
+    format!("trash.{}", image.volume)
+}
+
+/// An image that is in the trash, by the name that it had.
+///
+/// # Errors
+/// [`ClientError::NoImage`]; [`ClientError::SeveralTrashed`] if several had that name, without the volume of
+/// one of them.
+pub fn trashed_image(
+    cluster: &Cluster,
+    pool: &str,
+    name: &str,
+    volume: Option<u64>,
+) -> Result<TrashEntry, ClientError> {
+    let is_it = |entry: &TrashEntry| {
+        let has_volume = volume.is_none_or(|volume| entry.image.volume == volume);
+        entry.pool == pool && entry.trashed.name == name && has_volume
+    };
+    let mut found: Vec<TrashEntry> = trash(cluster)?.into_iter().filter(is_it).collect();
+    let entry = found.pop();
+    if !found.is_empty() {
+        let volumes = found.iter().chain(&entry).map(|entry| entry.image.volume.to_string());
+        let volumes = volumes.collect::<Vec<_>>().join(", ");
+        return Err(ClientError::SeveralTrashed { pool: pool.to_string(), image: name.to_string(), volumes });
+    }
+    entry.ok_or_else(|| MapError::Missing(format!("image {pool}/{name} in the trash")).into())
+}
