@@ -340,6 +340,8 @@ mod tests {
             "nvme+tcp://127.0.0.1:4420/nqn.2016-06.io.spdk:cnode1?ns=1",
             "nvme+tcp://[::1]:8009/nqn.2016-06.io.spdk:cnode1?ns=7&hdgst=1&ddgst=1",
             "nvme+tcp://a:1/nqn.2016-06.io.spdk:a?ns=1&hostnqn=nqn.2016-06.io.spdk:h&psk=/k&psk_derivation=libnvme",
+            "nvme+tcp://10.0.0.1:4420/nqn.2016-06.io.spdk:a?ns=1&source=10.0.0.9:0",
+            "nvme+tcp://[fd00::1]:4420/nqn.2016-06.io.spdk:a?ns=1&source=[fd00::9]:1009",
             "nvme+pcie://0000:03:00.0?ns=1",
             "nvme+pcie://10000:ff:1f.7?ns=4294967295",
             "nvme+vfio-user:/run/a b?ns=2",

@@ -4,6 +4,7 @@ use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use os::{EventBackend, EventLoop, EventLoopConfig};
+use rustix::net::sockopt;
 
 use super::*;
 
@@ -243,6 +244,37 @@ fn connect_succeeds_or_reports_its_error() {
                 other => panic!("{other:?}"),
             }
         }
+    }
+}
+
+#[test]
+fn a_connection_comes_from_the_address_that_is_chosen_with_its_service() {
+    for (listen, source) in [("127.0.0.1:0", "127.0.0.9:0"), ("[::1]:0", "[::1]:0")] {
+        let Ok(listener) = std::net::TcpListener::bind(listen) else {
+            println!("SKIPPED {listen}: this machine has no such address");
+            continue;
+        };
+        let address = listener.local_addr().unwrap();
+        let options = ConnectOptions { source: Some(source.parse().unwrap()), type_of_service: 0x28 };
+        let stream = connect_with(&address.into(), &options).unwrap();
+        let (_, peer) = listener.accept().unwrap();
+        assert_eq!(peer.ip(), options.source.unwrap().ip());
+        let service = match address.is_ipv4() {
+            true => sockopt::ip_tos(&stream).unwrap().into(),
+            false => sockopt::ipv6_tclass(&stream).unwrap(),
+        };
+        assert_eq!(service, 0x28);
+        // From the same port again, which is in use, or from what is none of this machine's addresses.
+        let from = |source| ConnectOptions { source: Some(source), ..options };
+        let error = |source| connect_with(&address.into(), &from(source)).map(drop).unwrap_err().kind();
+        assert_eq!(
+            error("203.0.113.9:0".parse().unwrap()),
+            match address.is_ipv4() {
+                true => io::ErrorKind::AddrNotAvailable,
+                false => io::ErrorKind::InvalidInput,
+            }
+        );
+        assert!([io::ErrorKind::AddrInUse, io::ErrorKind::AddrNotAvailable].contains(&error(peer)));
     }
 }
 

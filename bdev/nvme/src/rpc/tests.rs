@@ -43,6 +43,13 @@ fn errors_have_spdks_codes() {
         (attach, tcp(json!({ "ctrlr_loss_timeout_sec": 5 })), RpcError::EINVAL),
         (attach, tcp(json!({ "multipath_opts": { "min_io": 1 } })), RpcError::INVALID_PARAMS),
         (attach, json!({ "name": "N", "trtype": "PCIe", "traddr": "zz" }), RpcError::EINVAL),
+        (
+            attach,
+            json!({ "name": "N", "trtype": "PCIe", "traddr": "0:0.0", "hostaddr": "::1" }),
+            RpcError::EINVAL,
+        ),
+        (attach, json!({ "name": "N", "trtype": "TCP", "traddr": "::1", "hostaddr": "x" }), RpcError::EINVAL),
+        (attach, json!({ "name": "N", "trtype": "TCP", "traddr": "::1", "hostsvcid": 9 }), RpcError::EINVAL),
         // Valid, but this test has no reactor.
         (attach, tcp(json!({ "hdgst": true, "multipath": "failover" })), RpcError::INTERNAL),
         (attach, tcp(json!({ "prchk_reftag": true, "prchk_guard": true })), RpcError::INTERNAL),
