@@ -1,5 +1,6 @@
 //! `ringbolt blobfs`: files on a blobstore, on a file or block device that no other program uses.
 
+mod bdev_device;
 mod copy;
 mod image;
 mod mount;
@@ -22,7 +23,8 @@ use serde_json::{Value, json};
 use crate::command_error::CommandError;
 use crate::console::stdout_line;
 use crate::options::parse_size;
-use image::{COPY_BYTES, Files, ImageDevice, at, bytes};
+use bdev_device::BdevDevice;
+use image::{COPY_BYTES, Files, ImageDevice, StoreDevice, at, bytes};
 
 /// Bytes at the front that have to be zero where a store is made without force: partition tables, super
 /// blocks of file systems and of stores are in them.
@@ -90,7 +92,8 @@ pub(crate) enum BlobFsCommand {
     },
     /// Mount the files on a directory, read-only, until they are unmounted
     #[command(after_help = "Examples:\n  ringbolt blobfs mount files.img /mnt &\n  ls -lR /mnt\n  \
-        sst_dump --file=/mnt/db --command=check\n  umount /mnt\n\n\
+        sst_dump --file=/mnt/db --command=check\n  umount /mnt\n  \
+        ringbolt blobfs mount --config=db.json Nvme0n1 /mnt\n\n\
         It needs FUSE in the kernel (/dev/fuse) and, without root, fusermount3. Nothing may write to \
         the store meanwhile.")]
     Mount {
@@ -114,9 +117,12 @@ pub(crate) enum BlobFsCommand {
 /// The store.
 #[derive(Args)]
 pub(crate) struct ImageArgs {
-    /// File or block device that has the store from its first byte
+    /// File or block device that has the store from its first byte; with --config the name of a bdev
     #[arg(value_name = "IMAGE")]
     image: PathBuf,
+    /// Configuration file, as `ringbolt serve --config` takes it, whose bdev IMAGE has the store
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
 }
 
 /// Arguments of `ringbolt blobfs format`.
@@ -268,15 +274,25 @@ fn format_device<'a>(
 }
 
 impl ImageArgs {
+    fn device(&self, mode: LockMode) -> Result<StoreDevice, CommandError> {
+        match &self.config {
+            Some(config) => {
+                let name = self.image.to_string_lossy();
+                BdevDevice::open(config, &name, mode == LockMode::Exclusive).map(StoreDevice::Bdev)
+            }
+            None => ImageDevice::open(&self.image, mode).map(StoreDevice::Image),
+        }
+    }
+
     fn read(&self, load: LoadOptions) -> Result<Files, CommandError> {
-        let device = ImageDevice::open(&self.image, LockMode::Shared)?;
+        let device = self.device(LockMode::Shared)?;
         let files = BlockingBlobFs::load_read_only(device, BlobFsOptions::default(), load);
         files.map_err(|error| at(&self.image, &format!("{error}{}", advice(&error))))
     }
 
     /// Opens the store, changes it, and closes it.
     fn change(&self, with: impl FnOnce(&Files) -> Result<(), CommandError>) -> Result<(), CommandError> {
-        let device = ImageDevice::open(&self.image, LockMode::Exclusive)?;
+        let device = self.device(LockMode::Exclusive)?;
         let files = BlockingBlobFs::load(device, BlobFsOptions::default());
         let files = files.map_err(|error| at(&self.image, &format!("{error}{}", advice(&error))))?;
         let result = with(&files);

@@ -12,6 +12,7 @@ use blobstore::BlobStoreDevice;
 use file_lock::LockMode;
 use rustix::fs::{FallocateFlags, OFlags};
 
+use super::bdev_device::BdevDevice;
 use crate::command_error::CommandError;
 
 /// Bytes that are copied at once.
@@ -19,7 +20,7 @@ pub(super) const COPY_BYTES: usize = 4 << 20;
 /// Bytes of zeroes that are written at once where a device cannot make them itself.
 const ZERO_BYTES: u64 = 1 << 20;
 
-pub(super) type Files = BlockingBlobFs<ImageDevice>;
+pub(super) type Files = BlockingBlobFs<StoreDevice>;
 
 pub(super) fn bytes(path: &Path) -> &[u8] {
     path.as_os_str().as_bytes()
@@ -27,6 +28,54 @@ pub(super) fn bytes(path: &Path) -> &[u8] {
 
 pub(super) fn at(path: &Path, what: &dyn std::fmt::Display) -> CommandError {
     CommandError::operation(format!("{}: {what}", path.display()))
+}
+
+/// What a store is on.
+pub(super) enum StoreDevice {
+    Image(ImageDevice),
+    Bdev(BdevDevice),
+}
+
+impl StoreDevice {
+    fn device(&self) -> &dyn BlockingDevice {
+        match self {
+            StoreDevice::Image(device) => device,
+            StoreDevice::Bdev(device) => device,
+        }
+    }
+
+    fn device_mut(&mut self) -> &mut dyn BlockingDevice {
+        match self {
+            StoreDevice::Image(device) => device,
+            StoreDevice::Bdev(device) => device,
+        }
+    }
+}
+
+impl BlockingDevice for StoreDevice {
+    fn properties(&self) -> BlobStoreDevice {
+        self.device().properties()
+    }
+
+    fn read(&mut self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        self.device_mut().read(offset, out)
+    }
+
+    fn write(&mut self, offset: u64, data: &[u8]) -> io::Result<()> {
+        self.device_mut().write(offset, data)
+    }
+
+    fn write_zeroes(&mut self, offset: u64, bytes: u64) -> io::Result<()> {
+        self.device_mut().write_zeroes(offset, bytes)
+    }
+
+    fn deallocate(&mut self, offset: u64, bytes: u64) -> io::Result<()> {
+        self.device_mut().deallocate(offset, bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.device_mut().flush()
+    }
 }
 
 /// A file or block device, through the page cache.
