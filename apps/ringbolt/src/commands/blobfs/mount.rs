@@ -2,7 +2,9 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsStr;
+use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -28,6 +30,8 @@ use crate::console::{stderr_line, stdout_line};
 /// How long the kernel may cache names and attributes: nothing changes in a store that is mounted.
 const REMEMBERED: Duration = Duration::from_secs(3600);
 const BLOCK_BYTES: u32 = 4096;
+/// `FUSE_SUPER_MAGIC`, the type of a mount of FUSE in `statfs`.
+const FUSE_MAGIC: u64 = 0x6573_5546;
 
 /// Mounts files on a directory until they are unmounted, or a signal ends this process. While files below are
 /// open the kernel does not unmount: the first signal says so, a second one detaches the directory, and this
@@ -40,25 +44,7 @@ pub(super) fn mount<D: BlockingDevice + 'static>(
     image: &Path,
     directory: &Path,
 ) -> Result<(), CommandError> {
-    let failed = |error: std::io::Error| {
-        let advice = match error.kind() {
-            std::io::ErrorKind::NotFound if directory.is_dir() => {
-                "; is there a /dev/fuse? `modprobe fuse` makes it, and fusermount3 is in the package fuse3"
-            }
-            std::io::ErrorKind::PermissionDenied => {
-                "; a user has to own the directory, and needs fusermount3"
-            }
-            _ => "",
-        };
-        CommandError::environment(format!("cannot mount on {}: {error}{advice}", directory.display()))
-    };
-    // FUSE would mount on a file too, which then cannot be read.
-    if std::fs::metadata(directory).is_ok_and(|found| !found.is_dir()) {
-        return Err(CommandError::environment(format!(
-            "cannot mount on {}: it is not a directory",
-            directory.display()
-        )));
-    }
+    check_directory(directory)?;
     let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(CommandError::environment)?;
     let mut config = Config::default();
     config.mount_options = vec![
@@ -68,7 +54,8 @@ pub(super) fn mount<D: BlockingDevice + 'static>(
         MountOption::FSName(image.display().to_string()),
         MountOption::Subtype("blobfs".to_string()),
     ];
-    let mut session = Session::new(MountedFiles::new(files), directory, &config).map_err(failed)?;
+    let mut session = Session::new(MountedFiles::new(files), directory, &config)
+        .map_err(|error| mount_error(directory, &error))?;
     let mut unmounter = session.unmount_callable();
     let ended = signals.handle();
     let mounted = directory.to_path_buf();
@@ -92,6 +79,50 @@ pub(super) fn mount<D: BlockingDevice + 'static>(
     // It has said itself what failed.
     _ = waiter.join();
     result.map_err(|error| CommandError::operation(format!("{}: {error}", directory.display())))
+}
+
+/// Refuses what FUSE would mount on although it hides something: a file, a directory with entries, another
+/// mount of FUSE.
+fn check_directory(directory: &Path) -> Result<(), CommandError> {
+    let failed =
+        |what: &str| CommandError::environment(format!("cannot mount on {}: {what}", directory.display()));
+    let found = std::fs::metadata(directory).map_err(|error| match error.kind() {
+        ErrorKind::NotConnected => {
+            failed("a mount whose process was killed is still there; `umount` it first")
+        }
+        ErrorKind::NotFound => failed("there is no such directory; `mkdir` makes it"),
+        _ => failed(&error.to_string()),
+    })?;
+    if !found.is_dir() {
+        return Err(failed("it is not a directory"));
+    }
+    let above = std::fs::metadata(directory.join("..")).map_err(|error| failed(&error.to_string()))?;
+    let system = rustix::fs::statfs(directory).map_err(|error| failed(&error.to_string()))?;
+    if found.dev() != above.dev() && system.f_type as u64 == FUSE_MAGIC {
+        return Err(failed(
+            "something is mounted there already; `umount` it first, or give another directory",
+        ));
+    }
+    let mut entries = std::fs::read_dir(directory).map_err(|error| failed(&error.to_string()))?;
+    match entries.next() {
+        Some(_) => Err(failed("it is not empty, and what is in it would be hidden")),
+        None => Ok(()),
+    }
+}
+
+/// Why the kernel has not mounted, with what to do about it.
+fn mount_error(directory: &Path, error: &std::io::Error) -> CommandError {
+    let advice = match error.kind() {
+        ErrorKind::NotFound => {
+            "; is there a /dev/fuse? `modprobe fuse` makes it, and fusermount3 is in the package fuse3"
+        }
+        ErrorKind::PermissionDenied => {
+            "; root has to be allowed to open /dev/fuse, which containers forbid; another user has to own \
+             the directory, and needs fusermount3"
+        }
+        _ => "",
+    };
+    CommandError::environment(format!("cannot mount on {}: {error}{advice}", directory.display()))
 }
 
 /// Unmounts, and says what to do if that fails.
@@ -302,6 +333,11 @@ impl<D: BlockingDevice + 'static> Filesystem for MountedFiles<D> {
             Ok(data) => reply.data(&data),
             Err(error) => reply.error(errno(&error)),
         }
+    }
+
+    /// Nothing of an opener is in memory.
+    fn flush(&self, _: &Request, _: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
+        reply.ok();
     }
 
     fn release(
