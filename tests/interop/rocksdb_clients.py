@@ -297,6 +297,16 @@ def readers(server):
     store.check()
 
 
+def asynchronous(server):
+    """Reads that are begun and waited for, aborted or dropped; RocksDB's iterators with them."""
+    store = Store(server).format()
+    probe(server, store, "async")
+    store.bench("fillrandom,compact", "--num=20000")
+    store.bench("readseq,seekrandom", "--use_existing_db=1", "--num=5000", "--async_io=1", "--seek_nexts=200",
+                "--cache_size=1024")
+    store.check()
+
+
 def remote_store(server):
     """A store on a namespace of the server, which can be killed."""
     store = Store(server)
@@ -358,6 +368,7 @@ CASES = {
     "clumsy": clumsy,
     "forks": forks,
     "readers": readers,
+    "asynchronous": asynchronous,
     "lost_device": lost_device,
     "lost_device_of_readers": lost_device_of_readers,
 }

@@ -1,8 +1,8 @@
-// What RocksDB's tools do not do with a file system: forks, threads that outlive it, readers of files that are
-// replaced, truncated and deleted, and appends of one thread.
+// What RocksDB's tools do not do with a file system, or do not show: forks, threads that outlive it, readers of files
+// that are replaced, truncated and deleted, reads that are aborted, and appends of one thread.
 //
 //   c++ -std=c++17 -O2 -o probe tests/interop/rocksdb_probe.cc -lrocksdb -lpthread
-//   LD_PRELOAD=libringbolt_rocksdb.so ./probe fork|exit|readers|append URI [NUMBER [DIRECTORY]]
+//   LD_PRELOAD=libringbolt_rocksdb.so ./probe fork|exit|readers|async|append URI [NUMBER [DIRECTORY]]
 
 #include <rocksdb/convenience.h>
 #include <rocksdb/env.h>
@@ -215,6 +215,65 @@ int Readers(const std::string& uri, int seconds) {
   return reads_done > 0 && changes_done > 0 ? 0 : 1;
 }
 
+// Reads of ReadAsync: some are waited for, some aborted, some deleted. Only the first write to their memory.
+int Async(const std::string& uri) {
+  auto fs = Open(uri);
+  Check(fs->CreateDirIfMissing("/probe", kIo, nullptr), "/probe");
+  constexpr size_t kReads = 90, kBlocks = 80;
+  Write(fs.get(), NameOf(1), 1, 1, kBlocks, true);
+  std::unique_ptr<FSRandomAccessFile> file;
+  Check(fs->NewRandomAccessFile(NameOf(1), kFile, &file, nullptr), NameOf(1));
+  struct Read {
+    std::vector<char> scratch = std::vector<char>(kBlock, '?');
+    void* handle = nullptr;
+    IOHandleDeleter deleter;
+    int calls = 0;
+    IOStatus status;
+    size_t length = 0;
+  };
+  std::vector<Read> reads(kReads);
+  for (size_t i = 0; i < kReads; i++) {
+    FSReadRequest request;
+    request.offset = i * kBlock;
+    request.len = kBlock;
+    request.scratch = reads[i].scratch.data();
+    auto done = [](const FSReadRequest& ended, void* argument) {
+      auto* read = static_cast<Read*>(argument);
+      read->calls++;
+      read->status = ended.status;
+      read->length = ended.result.size();
+    };
+    Check(file->ReadAsync(request, kIo, done, &reads[i], &reads[i].handle, &reads[i].deleter, nullptr), "ReadAsync");
+    Expect(reads[i].handle != nullptr && reads[i].calls == 0, "the read was not begun");
+  }
+  std::vector<void*> polled, aborted;
+  for (size_t i = 0; i < kReads; i++) {
+    if (i % 3 == 0) polled.push_back(reads[i].handle);
+    if (i % 3 == 1) aborted.push_back(reads[i].handle);
+  }
+  Check(fs->AbortIO(aborted), "AbortIO");
+  Check(fs->Poll(polled, polled.size()), "Poll");
+  // They have ended: nothing happens.
+  Check(fs->Poll(polled, polled.size()), "a second Poll");
+  Check(fs->AbortIO(polled), "AbortIO of what has ended");
+  for (auto& read : reads) read.deleter(read.handle);
+  for (size_t i = 0; i < kReads; i++) {
+    const std::string name = "read " + std::to_string(i);
+    Expect(reads[i].calls == (i % 3 == 2 ? 0 : 1), name + ": " + std::to_string(reads[i].calls) + " callbacks");
+    if (i % 3 == 0 && i < kBlocks) {
+      BlockHead head;
+      memcpy(&head, reads[i].scratch.data(), sizeof(head));
+      Check(reads[i].status, name);
+      Expect(reads[i].length == kBlock && head.magic == kMagic && head.index == i, name + " has other data");
+      continue;
+    }
+    Expect(i % 3 != 1 || reads[i].status.IsAborted(), name + ": " + reads[i].status.ToString());
+    Expect(reads[i].length == 0, name + " has data");
+    for (char byte : reads[i].scratch) Expect(byte == '?', name + " wrote to its memory");
+  }
+  return 0;
+}
+
 // One thread appends pieces of 1 MiB and syncs at the end.
 int Append(const std::string& uri, int mib, const std::string& directory) {
   auto fs = Open(uri);
@@ -239,7 +298,8 @@ int main(int count, char** arguments) {
   if (what == "fork") return Fork(uri);
   if (what == "exit") return Exit(uri);
   if (what == "readers") return Readers(uri, number);
+  if (what == "async") return Async(uri);
   if (what == "append") return Append(uri, number, count > 4 ? arguments[4] : "/probe");
-  fprintf(stderr, "usage: probe fork|exit|readers|append URI [NUMBER [DIRECTORY]]\n");
+  fprintf(stderr, "usage: probe fork|exit|readers|async|append URI [NUMBER [DIRECTORY]]\n");
   return 2;
 }

@@ -56,6 +56,15 @@ pub struct FileRead<'a> {
     pub result: Result<usize, FileError>,
 }
 
+/// A read that was begun. Dropped, its data is not wanted any more.
+pub trait BegunRead: Send {
+    /// Waits for it. Returns the bytes that were read, fewer than `out` has at the end of the file.
+    ///
+    /// # Errors
+    /// The device's.
+    fn finish(self: Box<Self>, out: &mut [u8]) -> Result<usize, FileError>;
+}
+
 /// A file that is open, for any thread.
 pub trait RocksFile: Send + Sync {
     /// Bytes, with those that are in memory only.
@@ -69,6 +78,12 @@ pub trait RocksFile: Send + Sync {
 
     /// Reads several ranges at the same time. Each has its own result.
     fn read_many(&self, reads: &mut [FileRead<'_>]);
+
+    /// Begins a read, and does not wait for it.
+    ///
+    /// # Errors
+    /// As for [`read`](Self::read), of what is known already.
+    fn begin_read(&self, offset: u64, length: usize) -> Result<Box<dyn BegunRead>, FileError>;
 
     /// Writes behind what this opener wrote last.
     ///

@@ -1,16 +1,16 @@
 //! The functions of the table. None of them unwinds into RocksDB.
 //!
-//! The shim passes handles that `store_open`, `open` and `lock` returned and that were not freed, ranges of
-//! memory that it has for the time of a call, and errors of its own: that is what every `SAFETY` here rests
-//! on.
+//! The shim passes handles that `store_open`, `open`, `lock` and `begin_read` returned and that were not
+//! freed, ranges of memory that it has for the time of a call, and errors of its own: that is what every
+//! `SAFETY` here rests on.
 
 use std::ffi::{c_char, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use crate::error::{ErrorKind, ErrorText, FileError};
-use crate::files::{FileOpen, FileRead, FilesDefinition, RocksFile, RocksFiles};
-use crate::raw::{Bytes, FileHandle, ListCallback, ReadOfShim, StoreHandle};
+use crate::files::{BegunRead, FileOpen, FileRead, FilesDefinition, RocksFile, RocksFiles};
+use crate::raw::{Bytes, FileHandle, ListCallback, ReadHandle, ReadOfShim, StoreHandle};
 
 /// Runs a call; `None` if it fails, and the error is set then.
 fn guarded<R>(error: &mut ErrorText, call: impl FnOnce() -> Result<R, FileError>) -> Option<R> {
@@ -215,6 +215,47 @@ pub(crate) extern "C" fn read_many(handle: FileHandle, reads: *mut ReadOfShim, c
             Err(failure) => read.error.set(&failure),
         }
     }
+}
+
+pub(crate) extern "C" fn begin_read(
+    handle: FileHandle,
+    offset: u64,
+    length: usize,
+    read: &mut ReadHandle,
+    error: &mut ErrorText,
+) -> bool {
+    match guarded(error, || file(handle).begin_read(offset, length)) {
+        Some(begun) => {
+            *read = Box::into_raw(Box::new(begun));
+            true
+        }
+        None => false,
+    }
+}
+
+/// The read of a handle, which is over then.
+fn begun_read(handle: ReadHandle) -> Box<dyn BegunRead> {
+    // SAFETY: the handle is of `begin_read`, and passed once to one of its two ends, see above.
+    *unsafe { Box::from_raw(handle.cast_mut()) }
+}
+
+pub(crate) extern "C" fn finish_read(
+    handle: ReadHandle,
+    out: *mut c_char,
+    length: usize,
+    read: &mut usize,
+    error: &mut ErrorText,
+) -> bool {
+    let begun = begun_read(handle);
+    let done = guarded(error, || begun.finish(bytes_mut(out, length)));
+    *read = done.unwrap_or(0);
+    done.is_some()
+}
+
+pub(crate) extern "C" fn drop_read(handle: ReadHandle) {
+    let begun = begun_read(handle);
+    // A panic has printed its line, and this call returns nothing.
+    _ = catch_unwind(AssertUnwindSafe(|| drop(begun)));
 }
 
 pub(crate) extern "C" fn append(handle: FileHandle, data: Bytes, error: &mut ErrorText) -> bool {

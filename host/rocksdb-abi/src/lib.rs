@@ -42,5 +42,7 @@ macro_rules! export_files {
 }
 
 pub use error::{ErrorKind, FileError};
-pub use files::{FileOpen, FileRead, FilesDefinition, ListedName, PathStatus, RocksFile, RocksFiles};
+pub use files::{
+    BegunRead, FileOpen, FileRead, FilesDefinition, ListedName, PathStatus, RocksFile, RocksFiles,
+};
 pub use table::FunctionTable;

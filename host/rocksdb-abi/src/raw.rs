@@ -3,12 +3,14 @@
 use std::ffi::{c_char, c_void};
 
 use crate::error::ErrorText;
-use crate::files::{RocksFile, RocksFiles};
+use crate::files::{BegunRead, RocksFile, RocksFiles};
 
 /// An open store.
 pub(crate) type StoreHandle = *const std::sync::Arc<dyn RocksFiles>;
 /// An open file.
 pub(crate) type FileHandle = *const Box<dyn RocksFile>;
+/// A read that was begun.
+pub(crate) type ReadHandle = *const Box<dyn BegunRead>;
 
 /// A range of bytes of the shim's.
 #[repr(C)]

@@ -5,10 +5,10 @@ use std::ffi::{c_char, c_void};
 use crate::error::ErrorText;
 use crate::files::FilesDefinition;
 use crate::functions;
-use crate::raw::{Bytes, FileHandle, ListCallback, ReadOfShim, StoreHandle};
+use crate::raw::{Bytes, FileHandle, ListCallback, ReadHandle, ReadOfShim, StoreHandle};
 
 /// The number of the layout, which the shim compares.
-const LAYOUT: u32 = 2;
+const LAYOUT: u32 = 3;
 
 /// The functions. Each returns false if it fails, and then has set the error.
 #[repr(C)]
@@ -31,6 +31,9 @@ pub struct FunctionTable {
     size: extern "C" fn(FileHandle) -> u64,
     read: extern "C" fn(FileHandle, u64, *mut c_char, usize, &mut usize, &mut ErrorText) -> bool,
     read_many: extern "C" fn(FileHandle, *mut ReadOfShim, usize),
+    begin_read: extern "C" fn(FileHandle, u64, usize, &mut ReadHandle, &mut ErrorText) -> bool,
+    finish_read: extern "C" fn(ReadHandle, *mut c_char, usize, &mut usize, &mut ErrorText) -> bool,
+    drop_read: extern "C" fn(ReadHandle),
     append: extern "C" fn(FileHandle, Bytes, &mut ErrorText) -> bool,
     write: extern "C" fn(FileHandle, u64, Bytes, &mut ErrorText) -> bool,
     write_out: extern "C" fn(FileHandle, &mut ErrorText) -> bool,
@@ -63,6 +66,9 @@ impl FunctionTable {
             size: functions::size,
             read: functions::read,
             read_many: functions::read_many,
+            begin_read: functions::begin_read,
+            finish_read: functions::finish_read,
+            drop_read: functions::drop_read,
             append: functions::append,
             write: functions::write,
             write_out: functions::write_out,

@@ -4,8 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use blobfs::{BlobFsError, BlobFsReply, BlobFsRequest, OpenNumber};
-use rocksdb_abi::{ErrorKind, FileError, FileRead, RocksFile};
+use rocksdb_abi::{BegunRead, ErrorKind, FileError, FileRead, RocksFile};
 
+use crate::call::Call;
 use crate::direct::DirectFile;
 use crate::store::Store;
 use crate::tail::Tail;
@@ -116,6 +117,19 @@ fn copy(reply: Result<BlobFsReply, BlobFsError>, out: &mut [u8]) -> Result<usize
     }
 }
 
+/// A read on the reactor. What is read is copied by the one that waits: nothing is written to memory of a
+/// read that was dropped.
+struct BegunOnReactor {
+    store: Arc<Store>,
+    call: Call<BlobFsReply>,
+}
+
+impl BegunRead for BegunOnReactor {
+    fn finish(self: Box<Self>, out: &mut [u8]) -> Result<usize, FileError> {
+        copy(self.store.wait(self.call), out)
+    }
+}
+
 impl RocksFile for OpenFile {
     fn size(&self) -> u64 {
         match self.tail.as_ref().filter(|_| self.is_writer) {
@@ -158,6 +172,12 @@ impl RocksFile for OpenFile {
                 read.result = copy(self.store.wait(call), read.out);
             }
         }
+    }
+
+    fn begin_read(&self, offset: u64, length: usize) -> Result<Box<dyn BegunRead>, FileError> {
+        self.see_tail()?;
+        let call = self.store.begin(BlobFsRequest::Read { open: self.open, offset, length });
+        Ok(Box::new(BegunOnReactor { store: self.store.clone(), call }))
     }
 
     fn append(&self, data: &[u8]) -> Result<(), FileError> {

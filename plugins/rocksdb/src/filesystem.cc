@@ -10,6 +10,7 @@
 #include <rocksdb/version.h>
 
 #include <cstdio>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -20,7 +21,7 @@ namespace {
 
 // The layouts of host/rocksdb-abi/src/table.rs and error.rs.
 
-constexpr uint32_t kLayout = 2;
+constexpr uint32_t kLayout = 3;
 
 enum ErrorKind : int32_t {
   kErrorNotFound = 1,
@@ -54,6 +55,7 @@ struct FileReadOfShim {
 
 using Store = const void*;
 using File = const void*;
+using BegunRead = const void*;
 using ListCallback = void (*)(void*, Bytes, bool, uint64_t);
 
 struct FunctionTable {
@@ -75,6 +77,9 @@ struct FunctionTable {
   uint64_t (*size)(File);
   bool (*read)(File, uint64_t, char*, size_t, size_t*, ErrorText*);
   void (*read_many)(File, FileReadOfShim*, size_t);
+  bool (*begin_read)(File, uint64_t, size_t, BegunRead*, ErrorText*);
+  bool (*finish_read)(BegunRead, char*, size_t, size_t*, ErrorText*);
+  void (*drop_read)(BegunRead);
   bool (*append)(File, Bytes, ErrorText*);
   bool (*write)(File, uint64_t, Bytes, ErrorText*);
   bool (*write_out)(File, ErrorText*);
@@ -175,6 +180,54 @@ class SequentialFile : public FSSequentialFile {
   uint64_t offset_ = 0;
 };
 
+// A read of ReadAsync. RocksDB deletes it after Poll or AbortIO, which call its callback.
+class AsyncRead {
+ public:
+  using Callback = std::function<void(const FSReadRequest&, void*)>;
+
+  AsyncRead(const FSReadRequest& request, Callback callback, void* argument, const std::string& name)
+      : request_(request), callback_(std::move(callback)), argument_(argument), name_(name) {}
+  ~AsyncRead() {
+    if (begun_ != nullptr) Functions().drop_read(begun_);
+  }
+  AsyncRead(const AsyncRead&) = delete;
+  AsyncRead& operator=(const AsyncRead&) = delete;
+
+  IOStatus Begin(File file) {
+    ErrorText error;
+    const bool done = Functions().begin_read(file, request_.offset, request_.len, &begun_, &error);
+    return done ? IOStatus::OK() : StatusOf(error, name_);
+  }
+
+  void Finish() {
+    if (begun_ == nullptr) return;
+    ErrorText error;
+    size_t read = 0;
+    const bool done = Functions().finish_read(begun_, request_.scratch, request_.len, &read, &error);
+    End(done ? IOStatus::OK() : StatusOf(error, name_), read);
+  }
+
+  void Abort() {
+    if (begun_ == nullptr) return;
+    Functions().drop_read(begun_);
+    End(IOStatus::Aborted(), 0);
+  }
+
+ private:
+  void End(IOStatus status, size_t read) {
+    begun_ = nullptr;
+    request_.status = status;
+    request_.result = Slice(request_.scratch, read);
+    callback_(request_, argument_);
+  }
+
+  FSReadRequest request_;
+  const Callback callback_;
+  void* const argument_;
+  const std::string name_;
+  BegunRead begun_ = nullptr;
+};
+
 class RandomAccessFile : public FSRandomAccessFile {
  public:
   RandomAccessFile(File file, const std::string& name) : handle_(file, name) {}
@@ -198,6 +251,16 @@ class RandomAccessFile : public FSRandomAccessFile {
       requests[i].result = Slice(requests[i].scratch, done ? reads[i].read : 0);
     }
     return IOStatus::OK();
+  }
+
+  IOStatus ReadAsync(FSReadRequest& request, const IOOptions&, AsyncRead::Callback callback, void* argument,
+                     void** io_handle, IOHandleDeleter* deleter, IODebugContext*) override {
+    auto read = std::make_unique<AsyncRead>(request, std::move(callback), argument, handle_.name());
+    IOStatus status = read->Begin(handle_.file());
+    if (!status.ok()) return status;
+    *io_handle = read.release();
+    *deleter = [](void* handle) { delete static_cast<AsyncRead*>(handle); };
+    return status;
   }
 
  private:
@@ -476,6 +539,16 @@ class RingboltFileSystem : public FileSystem {
 
   IOStatus GetFreeSpace(const std::string& name, const IOOptions&, uint64_t* free, IODebugContext*) override {
     return Run(name, [&](ErrorText* e) { return Functions().free_bytes(store_, free, e); });
+  }
+
+  IOStatus Poll(std::vector<void*>& reads, size_t) override {
+    for (void* read : reads) static_cast<AsyncRead*>(read)->Finish();
+    return IOStatus::OK();
+  }
+
+  IOStatus AbortIO(std::vector<void*>& reads) override {
+    for (void* read : reads) static_cast<AsyncRead*>(read)->Abort();
+    return IOStatus::OK();
   }
 
   IOStatus IsDirectory(const std::string& name, const IOOptions&, bool* result, IODebugContext*) override {
