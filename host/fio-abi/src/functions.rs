@@ -181,9 +181,11 @@ pub(crate) extern "C" fn getevents(
 }
 
 pub(crate) extern "C" fn event(_thread: *mut c_void, index: c_int) -> *mut c_void {
-    let found = with_job(|job| {
-        let finished = usize::try_from(index).ok().and_then(|index| job.finished.get(index));
-        finished.map_or(std::ptr::null_mut(), |unit| unit.0.as_ptr())
+    // Called for each I/O; nothing here panics.
+    let found = JOB.try_with(|cell| {
+        let job = cell.try_borrow().ok()?;
+        let finished = job.as_ref()?.finished.get(usize::try_from(index).ok()?)?;
+        Some(finished.0.as_ptr())
     });
-    found.unwrap_or(std::ptr::null_mut())
+    found.ok().flatten().unwrap_or(std::ptr::null_mut())
 }

@@ -61,12 +61,12 @@ struct OpenFile {
     requests: Vec<Request<Data>>,
 }
 
-/// A unit that cannot be begun.
-enum Refused {
-    /// It never can.
-    Invalid(i32),
-    /// There is no memory now.
-    NoMemory,
+/// What a unit asks of the device.
+#[derive(Clone, Copy)]
+struct UnitRange {
+    op: Op,
+    first: u64,
+    blocks: u32,
 }
 
 impl FioEngine for JobEngine {
@@ -102,18 +102,31 @@ impl FioEngine for JobEngine {
         let Some(at) = self.file_of(&unit) else {
             return Queued::Completed(unit.finish(Err(INVALID)));
         };
-        match self.request(&unit, at) {
-            Ok(mut request) => match self.in_flight.insert(unit) {
-                Ok(slot) => {
-                    request.tag = Tag(slot.to_bits());
-                    self.files[at].requests.push(request);
-                    Queued::InFlight
+        let range = match range_of(&unit, self.files[at].geometry.block_bytes) {
+            Ok(range) => range,
+            Err(errno) => return Queued::Completed(unit.finish(Err(errno))),
+        };
+        let mut data = None;
+        if matches!(range.op, Op::Read | Op::Write) {
+            data = self.core.as_ref().and_then(|core| core.pool().take_data(unit.length() as usize));
+            match &mut data {
+                // Memory returns with what is in flight.
+                None => return Queued::Busy(unit),
+                Some(data) if range.op == Op::Write => data.copy_from(0, unit.data()),
+                Some(_) => {}
+            }
+        }
+        match self.in_flight.insert(unit) {
+            Ok(slot) => {
+                // Made where it stays: to return one from a function would copy it.
+                let requests = &mut self.files[at].requests;
+                requests.push(Request::new(Tag(slot.to_bits()), range.op, range.first, range.blocks));
+                if let (Some(request), Some(_)) = (requests.last_mut(), &data) {
+                    request.set_data(data);
                 }
-                Err(unit) => Queued::Busy(unit),
-            },
-            // Memory returns with what is in flight.
-            Err(Refused::NoMemory) => Queued::Busy(unit),
-            Err(Refused::Invalid(errno)) => Queued::Completed(unit.finish(Err(errno))),
+                Queued::InFlight
+            }
+            Err(unit) => Queued::Busy(unit),
         }
     }
 
@@ -127,10 +140,10 @@ impl FioEngine for JobEngine {
 
     fn reap(&mut self, min: usize, max: usize, limit: Option<Duration>, to: &mut Vec<FinishedUnit>) {
         let end = limit.and_then(|limit| Instant::now().checked_add(limit));
+        let rest = max.saturating_sub(to.len()).min(self.ready.len());
+        to.extend(self.ready.drain(..rest));
         loop {
-            self.poll();
-            let room = (max - to.len()).min(self.ready.len());
-            to.extend(self.ready.drain(..room));
+            self.poll(max, to);
             let is_over = || end.is_some_and(|end| Instant::now() >= end);
             // fio waits for no more than it has queued.
             if to.len() >= min || self.in_flight.is_empty() || is_over() {
@@ -154,37 +167,9 @@ impl JobEngine {
         Some(at)
     }
 
-    fn request(&self, unit: &IoUnit, at: usize) -> Result<Request<Data>, Refused> {
-        let op = match unit.kind() {
-            UnitKind::Read => Op::Read,
-            UnitKind::Write => Op::Write,
-            UnitKind::Trim => Op::Unmap,
-            UnitKind::Sync => return Ok(Request::new(Tag(0), Op::Flush, 0, 0)),
-            UnitKind::Other => return Err(Refused::Invalid(NOT_SUPPORTED)),
-        };
-        let block_bytes = u64::from(self.files[at].geometry.block_bytes);
-        let (offset, length) = (unit.offset(), unit.length());
-        let is_whole = offset.is_multiple_of(block_bytes) && length.is_multiple_of(block_bytes);
-        let blocks = u32::try_from(length / block_bytes).ok().filter(|blocks| is_whole && *blocks > 0);
-        let blocks = blocks.ok_or(Refused::Invalid(INVALID))?;
-        let mut request = Request::new(Tag(0), op, offset / block_bytes, blocks);
-        if op == Op::Unmap {
-            return Ok(request);
-        }
-        if length > IO_BYTES_MAX {
-            return Err(Refused::Invalid(INVALID));
-        }
-        let data = self.core.as_ref().and_then(|core| core.pool().take_data(length as usize));
-        let mut data = data.ok_or(Refused::NoMemory)?;
-        if op == Op::Write {
-            data.copy_from(0, unit.data());
-        }
-        request.set_data(Some(data));
-        Ok(request)
-    }
-
-    /// Takes completions. The reactor has a turn where there are none, and once in a while.
-    fn poll(&mut self) {
+    /// Takes completions, and adds the units to `to`, up to `max`. The reactor has a turn where there are none,
+    /// and once in a while.
+    fn poll(&mut self, max: usize, to: &mut Vec<FinishedUnit>) {
         let mut completions = std::mem::take(&mut self.completions);
         for file in &mut self.files {
             file.channel.poll(&mut completions);
@@ -208,10 +193,30 @@ impl JobEngine {
                 data.copy_to(0, unit.data_mut());
             }
             let outcome = if status.is_success() { Ok(()) } else { Err(status.to_errno().0) };
-            self.ready.push(unit.finish(outcome));
+            let finished = unit.finish(outcome);
+            if to.len() < max { to.push(finished) } else { self.ready.push(finished) }
         }
         self.completions = completions;
     }
+}
+
+/// What a unit asks of a device with blocks of this size, or an `errno`.
+fn range_of(unit: &IoUnit, block_bytes: u32) -> Result<UnitRange, i32> {
+    let op = match unit.kind() {
+        UnitKind::Read => Op::Read,
+        UnitKind::Write => Op::Write,
+        UnitKind::Trim => Op::Unmap,
+        UnitKind::Sync => return Ok(UnitRange { op: Op::Flush, first: 0, blocks: 0 }),
+        UnitKind::Other => return Err(NOT_SUPPORTED),
+    };
+    let (offset, length, block_bytes) = (unit.offset(), unit.length(), u64::from(block_bytes));
+    let is_whole = offset.is_multiple_of(block_bytes) && length.is_multiple_of(block_bytes);
+    let blocks = u32::try_from(length / block_bytes).ok().filter(|blocks| is_whole && *blocks > 0);
+    let blocks = blocks.ok_or(INVALID)?;
+    if op != Op::Unmap && length > IO_BYTES_MAX {
+        return Err(INVALID);
+    }
+    Ok(UnitRange { op, first: offset / block_bytes, blocks })
 }
 
 #[cfg(test)]
