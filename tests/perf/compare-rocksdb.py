@@ -8,7 +8,9 @@ Both are on the same device: the store in a file of --folder, which is opened wi
 database in a folder beside it, once through the page cache ("cached") and once with RocksDB's direct I/O
 ("direct"). Prints medians over the rounds, and ratios. `append` has one thread append pieces of 1 MiB to a file
 (tests/interop/rocksdb_probe.cc, which is compiled), against fio's direct writes of 1 MiB to a file of the same
-folder. fillsync is also compared with its floor, fio's direct writes of 4 KiB that are each made durable.
+folder. fillsync and append are also compared with their floors, the least programs that do the same
+(tests/perf/floors.cc, compiled too): a durable write of 4 KiB by another thread, with a hand-over there and back; one
+copy of each piece, with two writes in flight.
 
 The exit status is 2 if a program fails. Run it on an otherwise idle machine.
 """
@@ -36,6 +38,8 @@ CASES = {
     "fillsync": ("fillrandom", ["--sync=1"], False, 0.005),
 }
 WAYS = ("ringbolt", "cached", "direct")
+# Of the file that floors read and write.
+FLOOR_MIB = 512
 
 
 def run(command, env=None):
@@ -62,6 +66,25 @@ class Folder:
         call = {"method": "bdev_uring_create", "params": {"name": "Disk", "filename": str(image), "block_size": 4096}}
         config.write_text(json.dumps({"subsystems": [{"subsystem": "bdev", "config": [call]}]}))
         self.uri = f"ringbolt://{config}?bdev=Disk&create=1"
+
+        self.floor_file = folder / "floor.img"
+        with open(self.floor_file, "wb") as file:
+            for _ in range(FLOOR_MIB):
+                file.write(zeroes)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def program(self, name, source, *libraries):
+        """A program of the tests, built once."""
+        path = self.folder / name
+        if not path.exists():
+            source = pathlib.Path(__file__).resolve().parents[1] / source
+            run(["c++", "-std=c++17", "-O2", "-o", str(path), str(source), *libraries, "-lpthread"])
+        return str(path)
+
+    def floor(self, *arguments):
+        """What the least program does a second."""
+        return float(run([self.program("floors", "perf/floors.cc"), *map(str, arguments)]).split()[0])
 
     def bench(self, way, benchmark, options, name):
         """The output of a benchmark."""
@@ -91,31 +114,22 @@ def measure(folder, way, case, num):
     return rate(folder.bench(way, benchmark, [*keys, *options], name), benchmark)
 
 
-def fio(folder, name, *options):
-    """What fio says of writes to a file of the folder that has its size already."""
-    path = folder.folder / f"{name}.fio"
-    job = json.loads(run(["fio", f"--name={name}", f"--filename={path}", "--rw=write", "--direct=1", "--fallocate=none",
+def fio(folder, *options):
+    """What fio says of writes to a file that has its size already."""
+    job = json.loads(run(["fio", "--name=floor", f"--filename={folder.floor_file}", "--rw=write", "--direct=1",
                           "--output-format=json", "--overwrite=1", *options]))
-    path.unlink()
     return job["jobs"][0]["write"]
 
 
-def append(folder, mib):
-    """MiB a second that one thread appends, and fio's."""
-    probe = folder.folder / "probe"
-    if not probe.exists():
-        source = pathlib.Path(__file__).resolve().parents[1] / "interop" / "rocksdb_probe.cc"
-        run(["c++", "-std=c++17", "-O2", "-o", str(probe), str(source), "-lrocksdb", "-lpthread"])
+def append(folder):
+    """MiB a second that one thread appends, fio's, and the floor's: one copy of each piece, and two writes in flight."""
+    probe = folder.program("probe", "interop/rocksdb_probe.cc", "-lrocksdb")
     env = {**os.environ, "LD_PRELOAD": str(folder.plugin)}
-    ours = run([str(probe), "append", folder.uri, str(mib), "/append"], env)
-    cached = run([str(probe), "append", "posix://", str(mib), str(folder.folder / "append")])
-    device = fio(folder, "append", f"--size={mib}m", "--bs=1m", "--ioengine=libaio", "--iodepth=2", "--end_fsync=1")
-    return {"ringbolt": float(ours.split()[0]), "cached": float(cached.split()[0]), "fio": device["bw"] / 1024}
-
-
-def sync_floor(folder):
-    """Writes of 4 KiB a second of one thread, each durable before the next."""
-    return fio(folder, "sync", "--size=16m", "--bs=4k", "--ioengine=psync", "--sync=dsync", "--time_based", "--runtime=2")["iops"]
+    ours = run([probe, "append", folder.uri, str(FLOOR_MIB), "/append"], env)
+    cached = run([probe, "append", "posix://", str(FLOOR_MIB), str(folder.folder / "append")])
+    device = fio(folder, f"--size={FLOOR_MIB}m", "--bs=1m", "--ioengine=libaio", "--iodepth=2", "--end_fsync=1")
+    return {"ringbolt": float(ours.split()[0]), "cached": float(cached.split()[0]), "fio": device["bw"] / 1024,
+            "floor": folder.floor("append", folder.floor_file, FLOOR_MIB)}
 
 
 def main():
@@ -146,9 +160,13 @@ def main():
                     results.setdefault((case, way), []).append(measure(folder, way, case, options.num))
                     print(f"{case} {way}: {results[case, way][-1]}", file=sys.stderr)
             if "fillsync" in selected:
-                results.setdefault(("fillsync", "floor"), []).append((sync_floor(folder), 0, 0))
+                floor = folder.floor("sync", folder.floor_file, 2)
+                results.setdefault(("fillsync", "floor"), []).append((floor, 0, 0))
+            if "readrandom" in selected:
+                for name, arguments in [("floor", ["read", folder.floor_file, 2, 2]), ("handover", ["handover", 2])]:
+                    results.setdefault(("readrandom", name), []).append((folder.floor(*arguments), 0, 0))
             if "append" in selected:
-                for way, value in append(folder, 512).items():
+                for way, value in append(folder).items():
                     results.setdefault(("append", way), []).append((value, 0, 0))
     print("case               ringbolt     cached     direct  /cached  /direct   p99 us: ringbolt  cached  direct")
     for case in (case for case in CASES if case in selected):
@@ -161,9 +179,13 @@ def main():
         floor = median("fillsync", "floor")
         print(f"fillsync: the floor is {floor:.0f} durable writes/s: {median('fillsync', 'ringbolt') / floor:.2f} of it, "
               f"cached {median('fillsync', 'cached') / floor:.2f}")
+    if "readrandom" in selected:
+        print(f"readrandom: two threads read 8 KiB {median('readrandom', 'floor'):.0f} times/s; "
+              f"two threads hand over and back {median('readrandom', 'handover'):.0f} times/s")
     if "append" in selected:
-        ours, cached, device = (median("append", way) for way in ("ringbolt", "cached", "fio"))
-        print(f"append, MiB/s: ringbolt {ours:.0f}, cached {cached:.0f}, fio {device:.0f}: {ours / device:.2f} of the device")
+        ours, cached, device, floor = (median("append", way) for way in ("ringbolt", "cached", "fio", "floor"))
+        print(f"append, MiB/s: ringbolt {ours:.0f}, cached {cached:.0f}, fio {device:.0f}, floor {floor:.0f}: "
+              f"{ours / device:.2f} of the device, {ours / floor:.2f} of the floor")
     return 0
 
 
