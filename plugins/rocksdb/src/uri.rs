@@ -34,6 +34,9 @@ impl StoreUri {
         for option in options.split('&').filter(|option| !option.is_empty()) {
             match option.split_once('=') {
                 Some(("bdev", name)) if !name.is_empty() && bdev.is_none() => bdev = Some(name.to_string()),
+                Some(("bdev", name)) if !name.is_empty() => {
+                    return Err(invalid(format!("bdev={name} is a second bdev; a store has one")));
+                }
                 Some(("create", "1")) => create = true,
                 Some(("create", "0")) => create = false,
                 Some(("discard", "1")) => discard = true,
@@ -69,7 +72,7 @@ mod tests {
             ("ringbolt://", "file is missing"),
             ("ringbolt:///etc/db.json", "bdev=NAME is missing"),
             ("ringbolt:///etc/db.json?bdev=", "bdev= is no option"),
-            ("ringbolt:///etc/db.json?bdev=A&bdev=B", "bdev=B is no option"),
+            ("ringbolt:///etc/db.json?bdev=A&bdev=B", "bdev=B is a second bdev"),
             ("ringbolt:///etc/db.json?bdev=A&create=yes", "create=yes is no option"),
         ] {
             let error = StoreUri::parse(text).unwrap_err();
