@@ -406,3 +406,34 @@ fn a_busy_mount_says_so_and_a_second_signal_detaches_it() {
     assert!(child.0.wait().unwrap().success());
     std::fs::remove_dir_all(directory).unwrap();
 }
+
+#[test]
+fn a_store_on_a_bdev_of_a_configuration_is_read_and_changed() {
+    let directory = scratch("blobfs-config");
+    let image = made(&directory);
+    let config = directory.join("files.json").to_str().unwrap().to_string();
+    let source = directory.join("source");
+    std::fs::write(&source, vec![7; 3 << 20]).unwrap();
+    let base = serde_json::json!({ "method": "bdev_aio_create",
+        "params": { "name": "Base", "filename": image, "block_size": 4096 } });
+    let above = serde_json::json!({ "method": "bdev_passthru_create",
+        "params": { "name": "Disk", "base_bdev_name": "Base" } });
+    let calls = serde_json::json!({ "subsystems": [{ "subsystem": "bdev", "config": [base, above] }] });
+    std::fs::write(&config, calls.to_string()).unwrap();
+    let config = format!("--config={config}");
+    done(&["mkdir", &config, "Disk", "/db"]);
+    done(&["cp", &config, "Disk", source.to_str().unwrap(), ":/db/f"]);
+    assert!(done(&["ls", &config, "Disk", "/db"]).contains("3145728"));
+    assert!(done(&["check", &config, "Disk"]).contains("0 problems"));
+    let (status, _, error) = blobfs(&["ls", &config, "Other"]);
+    assert!(status == 4 && error.contains("makes no bdev Other; it makes Base, Disk"), "{error}");
+    let (status, _, error) = blobfs(&["ls", "--config=/nonexistent.json", "Disk"]);
+    assert!(status != 0 && error.contains("/nonexistent.json"), "{error}");
+    // Another bdev may write its base at any moment.
+    for arguments in [["ls", &config, "Base", "/db"], ["rm", &config, "Base", "/db/f"]] {
+        let (status, _, error) = blobfs(&arguments);
+        assert!(status == 4 && error.contains("claimed by passthru bdev Disk"), "{error}");
+    }
+    assert!(done(&["cat", &image, "/db/f"]).bytes().all(|byte| byte == 7));
+    std::fs::remove_dir_all(directory).unwrap();
+}
