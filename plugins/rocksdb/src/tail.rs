@@ -138,8 +138,17 @@ impl Tail {
         if self.collected.load(Ordering::Acquire) == 0 {
             return Ok(());
         }
-        let mut state = self.usable()?;
-        self.send(&mut state)
+        self.write_collected()
+    }
+
+    fn write_collected(&self) -> Result<(), BlobFsError> {
+        let mut state = sync::lock(&self.state);
+        match &state.error {
+            Some(error) => Err(error.clone()),
+            // A reader has seen data, and then the writer has closed the file: that has written all.
+            None if state.is_closed => Ok(()),
+            None => self.send(&mut state),
+        }
     }
 
     /// Makes all durable.
@@ -179,5 +188,35 @@ impl Tail {
         let closed = self.store.request(BlobFsRequest::Close { open: self.open }).map(drop);
         self.is_closed.store(true, Ordering::Release);
         written.and(closed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::uri::StoreUri;
+    use blobfs::OpenHow;
+    use plugin_bdevs::ConfiguredBdevs;
+
+    #[test]
+    fn a_reader_that_comes_after_the_writers_end_finds_all_written() {
+        let path = std::env::temp_dir().join(format!("ringbolt-tail-{}.json", std::process::id()));
+        let malloc =
+            r#"{"method":"bdev_malloc_create","params":{"name":"M","num_blocks":8192,"block_size":4096}}"#;
+        let config = format!(r#"{{"subsystems":[{{"subsystem":"bdev","config":[{malloc}]}}]}}"#);
+        std::fs::write(&path, config).unwrap();
+        let configured = Arc::new(ConfiguredBdevs::start(&path).unwrap());
+        std::fs::remove_file(&path).unwrap();
+        let uri = StoreUri::parse("ringbolt://x.json?bdev=M&create=1").unwrap();
+        let store = Arc::new(Store::open(configured, &uri).unwrap());
+        let request = BlobFsRequest::Open { path: b"f".to_vec(), how: OpenHow::REPLACE };
+        let Ok(BlobFsReply::Opened(open)) = store.request(request) else { panic!("it is not open") };
+        let tail = Tail::new(store.clone(), open, 0, 0, false);
+        tail.append(b"data").unwrap();
+        // A reader has seen that there is data, and is late.
+        tail.close().unwrap();
+        assert_eq!(tail.write_collected(), Ok(()));
+        assert_eq!(tail.append(b"more"), Err(BlobFsError::NotOpen));
+        store.close();
     }
 }
