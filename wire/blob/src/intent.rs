@@ -5,14 +5,13 @@
 //! [`PageCopy`] of the new content is made durable before. [`PageGroups`] says which pages may be in use, so
 //! that not all of them must be read after a power failure.
 
-use codec::crc32c;
-
+use crate::checksums::ChecksumsId;
 use crate::fields::{array, put, u16_at, u32_at, u64_at};
+use crate::sealed::{open, seal};
 use crate::{BitMask, MaskKind, PAGE_BYTES};
 
 const COPY_MAGIC: [u8; 8] = *b"\xb1RbCopy1";
 const GROUPS_MAGIC: [u8; 8] = *b"\xb1RbPage1";
-const CRC_AT: usize = 8;
 const NUMBER_AT: usize = 12;
 const TARGET_AT: usize = 20;
 const LENGTH_AT: usize = 28;
@@ -88,6 +87,8 @@ impl PageCopy {
 pub struct PageGroups {
     /// Index of the part: a part has [`Self::GROUPS`] groups.
     pub part: u32,
+    /// The checksums of the data that the program keeps which changes the store.
+    pub checksums: Option<ChecksumsId>,
     /// Bits of groups.
     pub groups: BitMask,
 }
@@ -98,6 +99,8 @@ impl PageGroups {
     /// Groups of a part, which is a page of [`PAGE_BYTES`].
     pub const GROUPS: u32 = 8 * 4032;
 
+    /// Zeroes where there are no checksums.
+    const CHECKSUMS_AT: usize = 16;
     const BITS_AT: usize = 64;
 
     /// Parts for this number of metadata pages.
@@ -107,7 +110,8 @@ impl PageGroups {
 
     /// A part without a group.
     pub fn new(part: u32) -> PageGroups {
-        PageGroups { part, groups: BitMask::new(MaskKind::Pages, Self::GROUPS) }
+        let groups = BitMask::new(MaskKind::Pages, Self::GROUPS);
+        PageGroups { part, checksums: None, groups }
     }
 
     /// Encodes the part. It is no valid mask.
@@ -115,6 +119,7 @@ impl PageGroups {
         let mut out = [0; PAGE_BYTES];
         put(&mut out, 0, &GROUPS_MAGIC);
         put(&mut out, NUMBER_AT, &self.part.to_le_bytes());
+        put(&mut out, Self::CHECKSUMS_AT, &self.checksums.unwrap_or_default());
         put(&mut out, Self::BITS_AT, &self.groups.encode()[BitMask::HEADER_BYTES..]);
         seal(&mut out);
         out
@@ -128,21 +133,9 @@ impl PageGroups {
         }
         let mut mask = BitMask::new(MaskKind::Pages, Self::GROUPS).encode();
         put(&mut mask, BitMask::HEADER_BYTES, &from[Self::BITS_AT..]);
-        Some(PageGroups { part, groups: BitMask::decode(&mask, MaskKind::Pages).ok()? })
+        let checksums = Some(array(from, Self::CHECKSUMS_AT)).filter(|id| *id != ChecksumsId::default());
+        Some(PageGroups { part, checksums, groups: BitMask::decode(&mask, MaskKind::Pages).ok()? })
     }
-}
-
-fn seal(page: &mut [u8; PAGE_BYTES]) {
-    put(page, CRC_AT, &[0; 4]);
-    let crc = crc32c(&page[..]);
-    put(page, CRC_AT, &crc.to_le_bytes());
-}
-
-fn open(from: &[u8], magic: [u8; 8]) -> Option<&[u8; PAGE_BYTES]> {
-    let page = from.first_chunk::<PAGE_BYTES>()?;
-    let mut sealed = *page;
-    seal(&mut sealed);
-    (array::<8>(page, 0) == magic && sealed == *page).then_some(page)
 }
 
 #[cfg(test)]
@@ -192,6 +185,7 @@ mod tests {
     #[test]
     fn groups_are_read_back_at_their_part_only() {
         let mut groups = PageGroups::new(2);
+        groups.checksums = Some([9; 16]);
         groups.groups.set(0);
         groups.groups.set(PageGroups::GROUPS - 1);
         let bytes = groups.encode();

@@ -8,7 +8,7 @@
 //! came later.
 //!
 //! While a store is not clean, the pages of its masks are not read. Two structures of our own are there then:
-//! [`PageCopy`] and [`PageGroups`].
+//! [`PageCopy`] and [`PageGroups`]. Beside a store there may be checksums of its data: [`ChecksumHeader`].
 //!
 //! The crate decodes and encodes; `blobstore` knows what the structures mean together.
 //!
@@ -27,13 +27,19 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod checksums;
 mod descriptor;
 mod fields;
 mod intent;
 mod mask;
 mod page;
+mod sealed;
 mod super_block;
 
+pub use checksums::{
+    CHECKSUM_BLOCK_BYTES, CHECKSUM_REGION_BYTES, CHECKSUMS_PER_REGION, ChecksumHeader, ChecksumPage,
+    ChecksumsId, ChecksumsMark, DirtyRegions,
+};
 pub use codec::DecodeError;
 pub use descriptor::{BlobClusterRun, BlobFlags, Descriptor, ExtentPage, ExtentTable, ExtentTableRun, Xattr};
 pub use intent::{CopyTarget, PageCopy, PageGroups};

@@ -22,6 +22,26 @@ fn sealed(mut bytes: Vec<u8>) -> Vec<u8> {
     bytes
 }
 
+proptest! {
+    #[test]
+    fn checksums_of_any_bytes_are_decoded_or_rejected(bytes in sparse(), page in any::<u16>()) {
+        let id = [bytes[16]; 16];
+        let bits = DirtyRegions::decode(&bytes, page.into(), id);
+        prop_assert_eq!(bits.len(), DirtyRegions::BITS_BYTES);
+        prop_assert_eq!(ChecksumsMark::decode(&bytes), None);
+        for bytes in [intent(bytes.clone(), b"\xb1RbSumH1"), intent(bytes, b"\xb1RbSumP1")] {
+            if let Some(header) = ChecksumHeader::decode(&bytes) {
+                prop_assert_eq!(ChecksumHeader::decode(&header.encode()), Some(header));
+            }
+            let region = u32::from_le_bytes([bytes[12], bytes[13], bytes[14], bytes[15]]);
+            let id = *bytes[16..].first_chunk().unwrap();
+            if let Some(found) = ChecksumPage::decode(&bytes, region, id) {
+                prop_assert_eq!(ChecksumPage::decode(&found.encode(id), region, id), Some(found));
+            }
+        }
+    }
+}
+
 /// A page with the magic and the CRC of what is in place of the masks.
 fn intent(mut bytes: Vec<u8>, magic: &[u8; 8]) -> Vec<u8> {
     bytes[..8].copy_from_slice(magic);
