@@ -46,6 +46,7 @@ CLEAR_METHOD = 3
 
 MASK_PAGES, MASK_CLUSTERS, MASK_BLOB_IDS = range(3)
 MASK_NAMES = ("used metadata pages", "used clusters", "used blob ids")
+CHECKSUMS_MARK = b"\xb1RbMark1"
 MASK_HEADER = 5
 
 # Internal attributes. The values of all but the last are blob ids.
@@ -106,6 +107,9 @@ class Mask:
 
     def __init__(self, data):
         self.type, self.length = struct.unpack_from("<BI", data)
+        # Ringbolt's mark of the checksums that follow the store is no bit of it.
+        if self.type == MASK_PAGES and data[-len(CHECKSUMS_MARK) - 24:].startswith(CHECKSUMS_MARK):
+            data = data[:-len(CHECKSUMS_MARK) - 24] + bytes(len(CHECKSUMS_MARK) + 24)
         self.bits = data[MASK_HEADER:]
 
     def __contains__(self, index):

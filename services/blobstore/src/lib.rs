@@ -103,7 +103,7 @@ pub use recover::{RecoveredOperation, SnapshotOperation};
 pub use repair::{RepairStep, StoreRepair};
 pub use store::BlobStore;
 pub use table::BlobTable;
-pub use wire_blob::{BlobFlags, BlobId, MaskKind, Xattr};
+pub use wire_blob::{BlobFlags, BlobId, ChecksumsId, MaskKind, Xattr};
 pub use write::{
     BlobChange, BlobStoreDevice, BlobStoreFormat, ChangeError, ChangeId, ChangeOutcome, ChangeProgress,
     ClearMethod, OpenBlobStore, StoreAction, StoreEvent, StoreIo, StoreIoFailed,

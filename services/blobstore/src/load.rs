@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use wire_blob::{
-    BitMask, CopyTarget, DecodeError, MaskKind, PAGE_BYTES, PageCopy, PageGroups, PageRange, SuperBlock,
+    BitMask, ChecksumsId, ChecksumsMark, CopyTarget, DecodeError, MaskKind, PAGE_BYTES, PageCopy, PageGroups,
+    PageRange, SuperBlock,
 };
 
 use crate::assemble::{PageSet, TornPages};
@@ -151,6 +152,8 @@ pub struct BlobStoreLoader {
     masks: [Vec<u8>; 3],
     copies: Vec<PageCopy>,
     groups: BTreeMap<u32, PageGroups>,
+    /// The checksums that belong to the data, as the last program says that changed the store.
+    checksums: Option<ChecksumsId>,
     torn: Option<(SuperBlock, DecodeError)>,
     restored_super_block: bool,
     usable_masks: Option<StoreMasks>,
@@ -174,6 +177,7 @@ impl BlobStoreLoader {
             masks: Default::default(),
             copies: Vec::new(),
             groups: BTreeMap::new(),
+            checksums: None,
             torn: None,
             restored_super_block: false,
             usable_masks: None,
@@ -245,7 +249,11 @@ impl BlobStoreLoader {
             Purpose::Mask { kind, at } => self.masks[kind as usize][at..at + length].copy_from_slice(content),
             Purpose::Copies => self.copies.extend(PageCopy::decode(content)),
             Purpose::Groups { part } => {
-                self.groups.extend(PageGroups::decode(content, part).map(|groups| (part, groups)));
+                let groups = PageGroups::decode(content, part);
+                if part == 0 {
+                    self.checksums = groups.as_ref().and_then(|groups| groups.checksums);
+                }
+                self.groups.extend(groups.map(|groups| (part, groups)));
             }
             Purpose::Pages { first, page_bytes } => {
                 for (page, content) in (first..).zip(content.chunks_exact(page_bytes as usize)) {
@@ -397,7 +405,8 @@ impl BlobStoreLoader {
             // Masks say besides which pages are free, and what is not free is not zeroed.
             let by_pages = masks.is_none() && (!super_block.clean || self.options.ignore_masks);
             let torn = if by_pages { pages.torn(self.has_groups()) } else { TornPages::default() };
-            let store = build(super_block, layout, masks, &pages, self.scanned, torn, findings);
+            let mut store = build(super_block, layout, masks, &pages, self.scanned, torn, findings);
+            store.checksums = self.checksums;
             self.finish(Ok(store));
         }
     }
@@ -405,7 +414,10 @@ impl BlobStoreLoader {
     fn plan_mask(&mut self, kind: MaskKind, range: PageRange, bits: u32) {
         let page_bytes = u64::from(self.layout().page_bytes);
         // The layout has checked that the range is as long.
-        let bytes = BitMask::encoded_bytes(bits).next_multiple_of(page_bytes);
+        let mut bytes = BitMask::encoded_bytes(bits).next_multiple_of(page_bytes);
+        if let (MaskKind::Pages, Some(place)) = (kind, mark_place(range, bits, page_bytes)) {
+            bytes = place + ChecksumsMark::BYTES as u64;
+        }
         self.masks[kind as usize] = vec![0; bytes as usize];
         let offset = self.layout().range_offset(range);
         self.planned.push_back(PlannedRange {
@@ -463,6 +475,8 @@ impl BlobStoreLoader {
 
     fn decode_masks(&mut self, layout: &BlobStoreLayout) -> Option<StoreMasks> {
         let [pages, clusters, blob_ids] = std::mem::take(&mut self.masks);
+        self.checksums =
+            pages.last_chunk::<{ ChecksumsMark::BYTES }>().and_then(|end| ChecksumsMark::decode(end));
         let mut decode = |kind, bytes: Vec<u8>, expected: u32| {
             let mut mask = match BitMask::decode(&bytes, kind) {
                 Ok(mask) => mask,
@@ -525,6 +539,14 @@ impl BlobStoreLoader {
         };
         self.plan_pages(missing);
     }
+}
+
+/// Where the mark of checksums is in the mask of pages, in bytes from its start: at the end of the last page of it
+/// that is read. `None` if the bits leave no space for it.
+pub(crate) fn mark_place(range: PageRange, bits: u32, page_bytes: u64) -> Option<u64> {
+    let mark = ChecksumsMark::BYTES as u64;
+    let end = (BitMask::encoded_bytes(bits) + mark).next_multiple_of(page_bytes);
+    (end <= u64::from(range.pages) * page_bytes).then(|| end - mark)
 }
 
 /// Copies of pages in each mask. More would allow more changes at once, and cost more reads.

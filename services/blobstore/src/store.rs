@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use wire_blob::{BitMask, BlobId, MaskKind, SuperBlock};
+use wire_blob::{BitMask, BlobId, ChecksumsId, MaskKind, SuperBlock};
 
 use crate::assemble::{PageSet, TornPages, assemble};
 use crate::blob::{Blob, BlobParent, UnusableBlob};
@@ -38,6 +38,7 @@ pub struct BlobStore {
     used_clusters: Arc<BitMask>,
     findings: Arc<Vec<StoreFinding>>,
     recovery: Arc<Recovery>,
+    pub(crate) checksums: Option<ChecksumsId>,
 }
 
 impl BlobStore {
@@ -95,6 +96,12 @@ impl BlobStore {
     /// The metadata pages that are used, as for clusters.
     pub fn used_pages(&self) -> &BitMask {
         &self.used_pages
+    }
+
+    /// The checksums of data that are those of this store, if the program that changed it last kept some. `None`
+    /// too if it was SPDK, or another that does not know them, since then no checksum is to be believed.
+    pub fn checksums(&self) -> Option<ChecksumsId> {
+        self.checksums
     }
 
     /// What must be written before the store is changed.
@@ -194,6 +201,7 @@ pub(crate) fn build(
         used_clusters: Arc::new(used_clusters),
         findings: Arc::new(findings),
         recovery: Arc::new(recovery),
+        checksums: None,
     }
 }
 

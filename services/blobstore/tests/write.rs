@@ -146,6 +146,46 @@ fn contents(device: &Device, store: &BlobStore) -> BTreeMap<BlobId, u32> {
     store.blobs().values().map(of).collect()
 }
 
+#[test]
+fn whose_the_checksums_are_is_said_until_another_program_changes_the_store() {
+    let ids = [[1; 16], [2; 16]];
+    // With and without space for it in the last page of the mask.
+    for clusters in [200, 8 * (4096 - 5 - 16)] {
+        let format = BlobStoreFormat {
+            cluster_bytes: 16 << 10,
+            checksums: Some(ids[0]),
+            super_blob: Some(name("store")),
+            ..BlobStoreFormat::default()
+        };
+        let driver = Driver::format(clusters * (16 << 10), &format);
+        // Also before it is unloaded, once a blob was made.
+        let mut driver = driver;
+        driver.blob(BlobChange::Create {
+            thin: true,
+            clusters: 1,
+            xattrs: name("a"),
+            clear: ClearMethod::None,
+        });
+        assert_eq!(driver.device.load(false).unwrap().checksums(), Some(ids[0]));
+        let (device, store) = driver.reload();
+        assert_eq!(store.checksums(), Some(ids[0]));
+        let reopen = |device: Device, checksums| {
+            let store = device.load(false).unwrap();
+            let open = OpenBlobStore::open_with_checksums(store, promises(&device), checksums);
+            let mut driver = Driver { device, open, done: BTreeMap::new(), log: Vec::new() };
+            driver.change(BlobChange::SetSuperBlob { blob: None }).unwrap();
+            driver
+        };
+        for (checksums, ends) in [(None, true), (None, false), (Some(ids[1]), true), (Some(ids[1]), false)] {
+            let mut driver = reopen(device.clone(), checksums);
+            if ends {
+                driver.change(BlobChange::Unload).unwrap();
+            }
+            assert_eq!(driver.device.load(false).unwrap().checksums(), checksums, "{clusters} {ends}");
+        }
+    }
+}
+
 /// Changes a store that SPDK wrote: what it had stays, and the result has nothing wrong.
 fn change_recorded(image: &str) {
     let device = Device::recorded(image);

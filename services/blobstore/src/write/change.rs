@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use wire_blob::{BlobId, STORE_TYPE_BYTES, Xattr};
+use wire_blob::{BlobId, ChecksumsId, STORE_TYPE_BYTES, Xattr};
 
 /// Names a change that was begun. Ids ascend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -37,6 +37,8 @@ pub struct BlobStoreFormat {
     pub store_type: [u8; STORE_TYPE_BYTES],
     /// Attributes of the super blob, which is made with the store; `None` for a store without one.
     pub super_blob: Option<Vec<Xattr>>,
+    /// The checksums that a layer keeps through which all data is written.
+    pub checksums: Option<ChecksumsId>,
 }
 
 impl Default for BlobStoreFormat {
@@ -48,6 +50,7 @@ impl Default for BlobStoreFormat {
             clear: ClearMethod::Unmap,
             store_type: *b"LVOLSTORE\0\0\0\0\0\0\0",
             super_blob: Some(Vec::new()),
+            checksums: None,
         }
     }
 }

@@ -21,7 +21,7 @@ mod task;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
-use wire_blob::{BlobId, STORE_TYPE_BYTES};
+use wire_blob::{BlobId, ChecksumsId, STORE_TYPE_BYTES};
 
 pub use change::{
     BlobChange, BlobStoreFormat, ChangeError, ChangeId, ChangeOutcome, ChangeProgress, ClearMethod,
@@ -111,8 +111,21 @@ impl OpenBlobStore {
     /// Opens a loaded store for changes. What loading decided about operations that were cut in two is
     /// written before any change. Opening alone writes nothing to a store that was unloaded.
     pub fn open(store: BlobStore, device: BlobStoreDevice) -> OpenBlobStore {
-        let needs_start = !store.super_block.clean || !store.recovery().is_empty();
+        OpenBlobStore::open_with_checksums(store, device, None)
+    }
+
+    /// [`open`](Self::open), where all data is written through a layer that keeps these checksums. The store says
+    /// so from then on, until another program changes it ([`BlobStore::checksums`]).
+    pub fn open_with_checksums(
+        store: BlobStore,
+        device: BlobStoreDevice,
+        checksums: Option<ChecksumsId>,
+    ) -> OpenBlobStore {
+        // What the store says of checksums must be true before data is written.
+        let is_said = checksums == store.checksums();
+        let needs_start = !store.super_block.clean || !store.recovery().is_empty() || !is_said;
         let mut open = OpenBlobStore::new(store, device);
+        open.groups.set_checksums(checksums);
         if needs_start {
             open.start();
             open.run();
@@ -133,6 +146,7 @@ impl OpenBlobStore {
         let super_block = session::new_super_block(options, &device)?;
         let layout = BlobStoreLayout::new(&super_block, device.bytes).map_err(|_| ChangeError::NoPages)?;
         let mut open = OpenBlobStore::new(BlobStore::empty(super_block, layout), device);
+        open.groups.set_checksums(options.checksums);
         let mut plan = Plan::default();
         open.plan_format(&mut plan, options)?;
         let change = open.next_id();

@@ -3,7 +3,9 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use wire_blob::{BitMask, BlobId, CopyTarget, FORMAT_VERSION, MaskKind, PAGE_BYTES, PageRange, SuperBlock};
+use wire_blob::{
+    BitMask, BlobId, ChecksumsMark, CopyTarget, FORMAT_VERSION, MaskKind, PAGE_BYTES, PageRange, SuperBlock,
+};
 
 use super::OpenBlobStore;
 use super::change::{BlobStoreFormat, ChangeError, ClearMethod};
@@ -13,7 +15,7 @@ use super::plan::{Plan, Step, Update};
 use super::rewrite::freed_pages;
 use crate::blob::Blob;
 use crate::layout::BlobStoreLayout;
-use crate::load::{copy_places, group_places};
+use crate::load::{copy_places, group_places, mark_place};
 
 /// Bytes of the largest metadata page that a store is made with.
 const PAGE_BYTES_MAX: u32 = 65536;
@@ -48,7 +50,10 @@ pub(super) fn new_super_block(
         return Err(ChangeError::Invalid("the store would have no metadata page"));
     }
     let mask_pages = |bits: u32| BitMask::encoded_bytes(bits).div_ceil(page_bytes.into()) as u32;
-    let used_pages = PageRange { start: 1, pages: mask_pages(pages) };
+    let mut used_pages = PageRange { start: 1, pages: mask_pages(pages) };
+    if options.checksums.is_some() && mark_place(used_pages, pages, page_bytes.into()).is_none() {
+        used_pages.pages += 1;
+    }
     // Where the device grows, the mask may take what a mask of metadata pages would.
     let used_clusters = PageRange { start: 1 + used_pages.pages, pages: mask_pages(clusters) };
     let reserved = used_clusters.pages.max(mask_pages(pages));
@@ -235,8 +240,7 @@ impl OpenBlobStore {
         ids.filter_map(BlobId::page).for_each(|page| _ = blob_ids.set(page));
         let mut clusters = self.clusters.used().clone();
         self.uncleared.iter().for_each(|cluster| _ = clusters.clear(*cluster));
-        let mut masks =
-            vec![(old.used_pages, self.pages.used().encode()), (old.used_clusters, clusters.encode())];
+        let mut masks = vec![(old.used_pages, self.encode_pages()), (old.used_clusters, clusters.encode())];
         masks.extend(old.used_blob_ids.map(|place| (place, blob_ids.encode())));
         // What others wrote in place may still be only in the device's cache, and has copies in the masks.
         plan.add(Step::Flush);
@@ -252,11 +256,21 @@ impl OpenBlobStore {
     /// Plans the masks of pages and clusters of a store that was unloaded.
     pub(super) fn plan_mark(&mut self, plan: &mut Plan) {
         let old = &self.published.super_block;
-        let masks = vec![
-            (old.used_pages, self.pages.used().encode()),
-            (old.used_clusters, self.clusters.used().encode()),
-        ];
+        let masks =
+            vec![(old.used_pages, self.encode_pages()), (old.used_clusters, self.clusters.used().encode())];
         plan.extend([Step::Commit, self.mask_writes(masks), Step::Barrier, Step::Closed]);
+    }
+
+    /// The mask of pages, with the mark of the checksums that the store has.
+    fn encode_pages(&self) -> Vec<u8> {
+        let (range, layout) = (self.published.super_block.used_pages, &self.published.layout);
+        let mut mask = self.pages.used().encode();
+        let place = mark_place(range, layout.pages, layout.page_bytes.into());
+        if let (Some(id), Some(place)) = (self.groups.checksums(), place) {
+            mask.resize(place as usize, 0);
+            mask.extend_from_slice(&ChecksumsMark::encode(id));
+        }
+        mask
     }
 
     fn mask_writes(&self, masks: Vec<(PageRange, Vec<u8>)>) -> Step {

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use wire_blob::{BitMask, BlobId, CopyTarget, PAGE_BYTES, PageGroups};
+use wire_blob::{BitMask, BlobId, ChecksumsId, CopyTarget, PAGE_BYTES, PageGroups};
 
 use super::change::{ChangeError, ChangeId, ChangeOutcome, ClearMethod, StoreEvent};
 use super::device::StoreAction;
@@ -133,6 +133,15 @@ impl UsedGroups {
     pub(super) fn mark(&mut self, page: u32) {
         let (part, group) = Self::place(page);
         self.parts[part].groups.set(group);
+    }
+
+    /// Says with each write which checksums of data belong to the store.
+    pub(super) fn set_checksums(&mut self, checksums: Option<ChecksumsId>) {
+        self.parts.iter_mut().for_each(|part| part.checksums = checksums);
+    }
+
+    pub(super) fn checksums(&self) -> Option<ChecksumsId> {
+        self.parts.first().and_then(|part| part.checksums)
     }
 
     pub(super) fn all(&self) -> &[PageGroups] {
