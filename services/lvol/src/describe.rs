@@ -5,6 +5,7 @@ use blobstore::{Blob, BlobId, BlobParent, BlobStore};
 use control::json::{Value, json};
 
 use crate::chain_end::external_text;
+use crate::checksums::{CRC32C, checksums_of, named_device};
 use crate::store::{LvolStore, Volume, low_space_clusters, name_of};
 
 /// Bytes of length, type and bit count before the bits of a mask.
@@ -23,7 +24,7 @@ impl LvolStore {
         json!({
             "uuid": self.uuid.to_string(),
             "name": self.name(),
-            "base_bdev": self.base.device().name(),
+            "base_bdev": named_device(self.base.device()).name(),
             "total_data_clusters": blobs.data_clusters(),
             "free_clusters": free,
             "block_size": blobs.super_block().io_unit_bytes,
@@ -31,6 +32,7 @@ impl LvolStore {
             "max_growable_size": clusters_max.saturating_mul(cluster_bytes),
             "low_space_percent": percent,
             "is_read_only": !self.shared.is_writable(),
+            "data_checksums": if checksums_of(self.base.device()).is_some() { CRC32C } else { "none" },
             "is_low_on_space": free < low_space_clusters(percent, blobs.data_clusters()),
         })
     }
@@ -61,7 +63,7 @@ impl LvolStore {
         let is_snapshot = !relations.clones.is_empty() || self.was_snapshot(volume.blob);
         let mut object = vec![
             ("lvol_store_uuid", InfoValue::Text(self.uuid.to_string())),
-            ("base_bdev", self.base.device().name().into()),
+            ("base_bdev", named_device(self.base.device()).name().into()),
             ("thin_provision", InfoValue::Bool(relations.is_thin)),
             ("num_allocated_clusters", InfoValue::Number(relations.allocated_clusters.into())),
             ("snapshot", InfoValue::Bool(is_snapshot)),

@@ -40,6 +40,8 @@
 
 mod chain_end;
 mod channel;
+mod checksum_devices;
+mod checksums;
 mod describe;
 mod external_end;
 mod load;

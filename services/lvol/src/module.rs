@@ -13,6 +13,7 @@ use reactor::ReactorHandle;
 use wire_blob::{PAGE_BYTES, SuperBlock};
 
 use crate::chain_end::{ChainEnd, chain_end, chain_ends, external_of};
+use crate::checksums::checksums_of;
 use crate::load::{LoadedStore, StoreLoads};
 use crate::owner::{self, device_of};
 use crate::shallow_copy::ShallowCopies;
@@ -46,6 +47,8 @@ pub(crate) struct LvolStores {
     reactors: Vec<ReactorHandle>,
     next_reactor: AtomicUsize,
     pub(crate) copies: ShallowCopies,
+    /// Devices on which a store is being made, and which are not examined therefore.
+    pub(crate) making: Mutex<BTreeSet<String>>,
 }
 
 impl LvolModule {
@@ -69,6 +72,7 @@ impl LvolModule {
             reactors: reactors.to_vec(),
             next_reactor: AtomicUsize::new(0),
             copies: ShallowCopies::default(),
+            making: Mutex::default(),
         });
         Arc::new(LvolModule { reader, loads: StoreLoads::new(), unload_timeout, stores })
     }
@@ -81,6 +85,10 @@ control::metrics! {
         FREE_CLUSTERS = "ringbolt_lvol_free_clusters": gauge [lvstore];
         /// Clusters of a store of logical volumes for data
         TOTAL_CLUSTERS = "ringbolt_lvol_total_clusters": gauge [lvstore];
+        /// Reads of a store with checksums whose data was other than what was written
+        CHECKSUM_MISMATCHES = "ringbolt_lvol_checksum_mismatches": counter [lvstore];
+        /// MiB of a store whose checksums are not on its device yet
+        UNWRITTEN_CHECKSUMS = "ringbolt_lvol_checksums_unwritten_mib": gauge [lvstore];
     }
 }
 
@@ -115,6 +123,7 @@ impl Module for LvolModule {
     /// Unloads the stores, so that they are clean on their devices. Targets have disconnected their hosts.
     fn drain(&self) {
         self.stores.unload_all(self.unload_timeout);
+        self.stores.settle_checksums(self.unload_timeout);
     }
 
     /// The volumes go before the devices that they are on.
@@ -127,6 +136,10 @@ impl Module for LvolModule {
                 }
             }
             store.base.release();
+            if checksums_of(store.base.device()).is_some() {
+                // As for volumes.
+                _ = self.stores.registry.unregister(store.base.device().name());
+            }
         }
         let all = std::mem::take(&mut *self.stores.lock());
         drop(all);
@@ -139,14 +152,18 @@ impl Module for LvolModule {
     fn examine_disk(&self, bdev: &str, examination: Examination) {
         let (Some(reader), Some(device)) = (&self.reader, self.stores.registry.find(bdev)) else { return };
         let block_size = device.geometry().block_size;
-        if !self.stores.is_examined(&device) {
+        if !self.stores.is_examined(&device) || sync::lock(&self.stores.making).contains(bdev) {
             return;
         }
         let queue = self.loads.queue();
+        let (stores, checksums_reader) = (self.stores.clone(), reader.clone());
         let is_used = examination.is_requested() || self.stores.may_have_store(&device);
         reader.read(bdev, 0, PAGE_BYTES as u32 / block_size, move |read| match read {
             Ok(page) if !has_lvol_store(&page, examination.bdev()) => {}
-            Ok(_) if is_used => queue.push(examination),
+            Ok(page) if is_used => match checksum_header_offset(&device, &page) {
+                None => queue.push(examination),
+                Some(offset) => stores.find_checksums(&checksums_reader, offset, examination, queue),
+            },
             Ok(_) => log::info!(
                 target: "lvol",
                 "{} is on a logical volume and has a store of its own, which is not used: a user of the \
@@ -166,6 +183,10 @@ impl Module for LvolModule {
             let name = store.name();
             samples.add(&FREE_CLUSTERS, &[&name], store.shared.free_clusters());
             samples.add(&TOTAL_CLUSTERS, &[&name], store.shared.published().data_clusters());
+            if let Some(checksums) = checksums_of(store.base.device()) {
+                samples.add(&CHECKSUM_MISMATCHES, &[&name], checksums.mismatches());
+                samples.add(&UNWRITTEN_CHECKSUMS, &[&name], checksums.dirty_regions());
+            }
         }
     }
 
@@ -194,6 +215,20 @@ fn has_lvol_store(page: &[u8], bdev: &str) -> bool {
             false
         }
     }
+}
+
+/// Where the checksums of the data would be, if the store that begins with this page has some: on a device that
+/// is larger than it, and can be written.
+fn checksum_header_offset(device: &BlockDevice, page: &[u8]) -> Option<u64> {
+    let store_bytes = SuperBlock::decode(page).ok()?.size_bytes?;
+    let end = store_bytes.checked_add(PAGE_BYTES as u64)?;
+    let is_kept = device.claim().is_some_and(|(kind, _)| kind == ClaimType::ReadManyWriteNone);
+    let is_possible = end <= device.geometry().bytes()
+        && store_bytes.is_multiple_of(PAGE_BYTES as u64)
+        && !device.bdev().read_only()
+        && !is_kept
+        && checksums_of(device).is_none();
+    is_possible.then_some(store_bytes)
 }
 
 impl LvolStores {
@@ -256,9 +291,12 @@ impl LvolStores {
         // A write to a cluster with two owners would change both.
         let is_shared = blobs.findings().iter().any(|finding| matches!(finding, StoreFinding::Shared { .. }));
         let reactor = self.next_reactor().filter(|_| is_writable && !is_shared);
+        let checksums = self.checksums_for(&device, &blobs).filter(|_| reactor.is_some());
+        let loaded = checksums.is_some().then(|| blobs.clone());
         let (open, shared) = match reactor {
             Some(reactor) => {
-                let open = OpenBlobStore::open(blobs, device_of(&base));
+                let id = checksums.map(|(id, _)| id);
+                let open = OpenBlobStore::open_with_checksums(blobs, device_of(&base), id);
                 let shared = StoreShared::new(open.published().clone());
                 (Some((open, reactor)), shared)
             }
@@ -276,6 +314,9 @@ impl LvolStores {
             return;
         }
         let is_writable = open.is_some();
+        if let (Some(checksums), Some(loaded)) = (checksums, &loaded) {
+            self.begin_checksums(&store, loaded, checksums);
+        }
         if let Some((open, reactor)) = open {
             match owner::start(reactor, &store.shared, &store.base, open, None) {
                 Ok(closed) => store.set_closed(closed),

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bdev::Uuid;
 use bdev::stacking::BaseBdev;
-use blobstore::{Blob, BlobChange, BlobId, Xattr};
+use blobstore::{Blob, BlobChange, BlobId, BlobStore, Xattr};
 use reactor::blocking;
 
 use crate::chain_end::{ChainEnd, chain_ends, text_of};
@@ -396,6 +396,11 @@ pub(crate) fn nested_store_xattr() -> Xattr {
 /// Whether an operator has made a store in the volume, or has asked for one.
 pub(crate) fn has_nested_store(volume: &Blob) -> bool {
     text_of(volume, NESTED_STORE_XATTR).is_some()
+}
+
+/// The text of an attribute of the store.
+pub(crate) fn text_of_store(blobs: &BlobStore, attribute: &[u8]) -> Option<String> {
+    text_of(blobs.super_block().super_blob.and_then(|id| blobs.blob(id))?, attribute)
 }
 
 fn low_space_of(super_blob: &Blob) -> Option<u32> {

@@ -37,7 +37,7 @@ fn compare(image: &str) {
     for store in stores.iter_mut().filter_map(Value::as_object_mut) {
         // Our own.
         assert!(
-            ["low_space_percent", "is_low_on_space", "is_read_only"]
+            ["low_space_percent", "is_low_on_space", "is_read_only", "data_checksums"]
                 .iter()
                 .all(|key| store.remove(*key).is_some())
         );

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use bdev::stacking::BaseBdev;
 use bdev::{Access, BdevError, DiskReader, Uuid};
+use bdev_checksums::{ChecksumBdev, ChecksumLayout, checksums_name};
 use blobstore::{BlobChange, BlobId, BlobStoreFormat, ChangeError, ClearMethod, OpenBlobStore};
 use control::json::Value;
 use control::{Method, RpcError};
@@ -16,6 +17,7 @@ use super::{
     change_failed, concluded, failed, no_operation, one_store, refused, selected,
 };
 use crate::LvolModule;
+use crate::checksums::{checksums_of, checksums_xattr};
 use crate::load::CLAIM_HOLDER;
 use crate::owner::{self, ChangeHandle, OwnerMessage, device_of};
 use crate::shared::StoreShared;
@@ -81,6 +83,14 @@ control::choices! {
     }
 }
 
+control::choices! {
+    /// The checksums of the data of a store.
+    enum DataChecksums {
+        None = "none",
+        Crc32c = "crc32c",
+    }
+}
+
 control::parameters! {
     struct CreateLvstore {
         /// Name, alias or UUID of the bdev
@@ -102,6 +112,9 @@ control::parameters! {
         /// Ringbolt's own: fail if there is a byte other than zero in the first 64 KiB of the bdev, where
         /// partition tables, file systems and stores begin
         only_blank: bool = false,
+        /// Ringbolt's own: checksums of the data, which reads are compared with. They take 0.4 % of the bdev, after
+        /// the end of the store, and SPDK's volumes do not know them
+        data_checksums: DataChecksums = DataChecksums::None,
     }
 }
 
@@ -141,7 +154,9 @@ fn create(module: &LvolModule, params: CreateLvstore) -> Result<Conclusion, RpcE
         return Err(refused(EPERM, "the bdev is read-only"));
     }
     let (base, uuid) = (Arc::new(base), Uuid::new_v4());
-    let limit = if percent == LOW_SPACE_PERCENT { Vec::new() } else { vec![low_space_xattr(percent)] };
+    let mut own = if percent == LOW_SPACE_PERCENT { Vec::new() } else { vec![low_space_xattr(percent)] };
+    let has_checksums = params.data_checksums == DataChecksums::Crc32c;
+    own.extend(has_checksums.then(checksums_xattr));
     let format = BlobStoreFormat {
         cluster_bytes,
         metadata_page_bytes: page_bytes,
@@ -154,19 +169,49 @@ fn create(module: &LvolModule, params: CreateLvstore) -> Result<Conclusion, RpcE
             StoreClearMethod::WriteZeroes => ClearMethod::WriteZeroes,
             StoreClearMethod::None => ClearMethod::None,
         },
-        super_blob: Some([vec![uuid_xattr(uuid), name_xattr(&name)], limit].concat()),
+        super_blob: Some([vec![uuid_xattr(uuid), name_xattr(&name)], own].concat()),
         ..BlobStoreFormat::default()
     };
     Ok(Box::new(move |module| {
         let _reserved = reserved;
         // The claim keeps others from writing meanwhile.
         let blank = if params.only_blank { check_blank(module, &base) } else { Ok(()) };
-        let made = blank.and_then(|()| make(module, &base, &format, percent));
+        let made = match has_checksums {
+            true => blank.and_then(|()| make_with_checksums(module, &base, &format, percent)),
+            false => blank.and_then(|()| make(module, &base, &format, percent)),
+        };
         if made.is_err() {
             base.release();
         }
         made.map(|()| uuid.to_string().into())
     }))
+}
+
+/// Writes a store with checksums of its data on a bdev and uses it.
+fn make_with_checksums(
+    module: &LvolModule,
+    base: &Arc<BaseBdev>,
+    format: &BlobStoreFormat,
+    percent: u32,
+) -> Result<(), RpcError> {
+    let mut device = device_of(base);
+    let no_space = || refused(ENOSPC, "the bdev is too small for a store with checksums");
+    let layout = ChecksumLayout::within(device.bytes, format.cluster_bytes.into(), 0).ok_or_else(no_space)?;
+    device.bytes = layout.data_bytes;
+    // It says where the data begins; nothing is written yet.
+    let (open, _) = OpenBlobStore::format(format, device).map_err(change_failed)?;
+    let _making = module.stores.not_examined(checksums_name(base.device()));
+    let created = module.stores.create_checksums(base, layout.data_bytes, open.published().layout());
+    let verified = created.map_err(|error| failed(EIO, error))?;
+    let access = Access::ReadManyWriteOne { by: CLAIM_HOLDER };
+    let claimed = BaseBdev::open(&module.stores.registry, verified.name(), access);
+    let made = claimed.map_err(|error| refused(EPERM, error)).and_then(|claimed| {
+        let claimed = Arc::new(claimed);
+        let format =
+            BlobStoreFormat { checksums: checksums_of(&verified).map(ChecksumBdev::id), ..format.clone() };
+        make(module, &claimed, &format, percent).inspect_err(|_| claimed.release())
+    });
+    made.inspect_err(|_| module.stores.remove_checksums(&verified))
 }
 
 /// Writes a store on a bdev and uses it.
@@ -187,6 +232,9 @@ fn make(
         let store = LvolStore::new(shared.clone(), base.clone(), &mut Vec::new());
         let store = Arc::new(store.map_err(|error| failed(EIO, error))?);
         store.set_closed(closed.clone());
+        if !module.stores.begin_new_checksums(&store) {
+            return Err(failed(EIO, "the bdev has not answered in 30 s"));
+        }
         module.stores.insert(&store).map_err(|why| failed(EEXIST, why.unwrap_or_default()))?;
         module.stores.mark_volumes_below(base.device());
         Ok(store)
@@ -328,6 +376,7 @@ fn remove(module: &LvolModule, store: &Arc<LvolStore>) -> Result<Value, RpcError
     owner::begin(&store.shared, BlobChange::Destroy).wait().map_err(change_failed)?;
     module.stores.remove(store);
     store.close(CLOSE_TIMEOUT);
+    module.stores.remove_checksums(store.base.device());
     Ok(true.into())
 }
 
@@ -377,6 +426,10 @@ fn rename(module: &LvolModule, params: RenameLvstore) -> Result<Conclusion, RpcE
 fn grow(module: &LvolModule, params: OneLvstore) -> Result<Conclusion, RpcError> {
     let store = one_store(module, params.uuid, params.lvs_name)?;
     let (device_bytes, published) = (store.base.device().geometry().bytes(), store.shared.published());
+    if checksums_of(store.base.device()).is_some() {
+        let text = "a store with checksums of its data keeps its size: they follow its end";
+        return Err(failed(EINVAL, text));
+    }
     match published.super_block().size_bytes {
         Some(store_bytes) if store_bytes == device_bytes => return at_once(true),
         Some(store_bytes) if store_bytes > device_bytes => {
