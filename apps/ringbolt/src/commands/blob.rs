@@ -1,5 +1,6 @@
 //! `ringbolt blob`: lists, prints and checks SPDK's blobstores, read-only, and repairs them.
 
+mod data;
 mod repair;
 
 use std::fs::File;
@@ -29,8 +30,10 @@ pub(crate) enum BlobCommand {
     #[command(after_help = "Example:\n  ringbolt blob dump --json /dev/nvme0n1")]
     Dump(BlobArgs),
     /// Read all metadata and say what is wrong; exit status 1 if something is
-    #[command(after_help = "Example:\n  ringbolt blob check disk.img")]
-    Check(BlobArgs),
+    #[command(
+        after_help = "Examples:\n  ringbolt blob check disk.img\n  ringbolt blob check --data disk.img"
+    )]
+    Check(CheckArgs),
     /// Print what can be repaired, or repair it with --apply; exit status 1 if something is left
     #[command(
         after_help = "Example:\n  ringbolt blob repair disk.img\n  ringbolt blob repair --apply disk.img"
@@ -47,6 +50,16 @@ pub(crate) struct BlobArgs {
     /// Print JSON
     #[arg(long)]
     json: bool,
+}
+
+/// Arguments of `ringbolt blob check`.
+#[derive(Args)]
+pub(crate) struct CheckArgs {
+    #[command(flatten)]
+    blob: BlobArgs,
+    /// Read all data too, and compare it with the checksums that the store was made with
+    #[arg(long)]
+    data: bool,
 }
 
 /// Runs a subcommand of `ringbolt blob`.
@@ -387,14 +400,33 @@ fn join(items: impl Iterator<Item = impl ToString>) -> String {
     items.map(|item| item.to_string()).collect::<Vec<_>>().join(", ")
 }
 
-fn check(options: &BlobArgs) -> Result<(), CommandError> {
-    let store = load(&options.path, true)?;
+fn check(options: &CheckArgs) -> Result<(), CommandError> {
+    let CheckArgs { blob: options, data } = options;
+    let image = Image::open(&options.path, false)?;
+    let store = image.load(LoadOptions { scan: true, ..LoadOptions::default() })?;
+    let failed = |why: String| CommandError::operation(format!("{}: {why}", options.path.display()));
+    let image = data::DataImage {
+        bytes: image.bytes,
+        read_at: &|offset, out| image.file.read_exact_at(out, offset),
+        name: &|id| name(&store, id),
+    };
+    let data = if *data { Some(data::check(&image, &store).map_err(failed)?) } else { None };
     let problems = store.findings().iter().filter(|finding| finding.severity() > StoreSeverity::Note).count();
+    let damaged = data.as_ref().map_or(0, |data| data.damaged);
     if options.json {
         let mut members = store_json(&store, false);
         if let Some(members) = members.as_object_mut() {
             members.remove("blobs");
             members.insert("problems".into(), problems.into());
+            let counts = |data: data::DataCheck| {
+                json!({
+                    "verified_blocks": data.verified,
+                    "blocks_without_checksum": data.unknown,
+                    "damaged_blocks": data.damaged,
+                    "damaged": data.named,
+                })
+            };
+            members.extend(data.map(|data| ("data".to_string(), counts(data))));
         }
         stdout_line!("{members:#}");
     } else {
@@ -402,10 +434,20 @@ fn check(options: &BlobArgs) -> Result<(), CommandError> {
         store.findings().iter().for_each(|finding| stdout_line!("{finding}"));
         let (blobs, pages) = (store.blobs().len(), store.used_pages().count_ones());
         stdout_line!("{blobs} blobs in {pages} metadata pages, {problems} problems");
+        if let Some(data) = data {
+            data.named.iter().for_each(|place| stdout_line!("other data than was written: {place}"));
+            let data::DataCheck { verified, unknown, .. } = data;
+            stdout_line!(
+                "{verified} blocks of 4 KiB are as they were written, {damaged} are not, {unknown} have no checksum"
+            );
+        }
     }
-    match problems {
-        0 => Ok(()),
-        count => Err(CommandError::operation(format!("{}: {count} problems", options.path.display()))),
+    match (problems, damaged) {
+        (0, 0) => Ok(()),
+        (0, blocks) => {
+            Err(CommandError::operation(format!("{}: {blocks} damaged blocks", options.path.display())))
+        }
+        (count, _) => Err(CommandError::operation(format!("{}: {count} problems", options.path.display()))),
     }
 }
 

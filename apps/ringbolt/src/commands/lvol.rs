@@ -42,6 +42,9 @@ pub(crate) enum LvolCommand {
         /// Bytes of a cluster of a new store, the unit of allocation [default: 4m]
         #[arg(long, value_name = "SIZE", value_parser = parse_size, requires = "on")]
         cluster: Option<u64>,
+        /// Keep checksums of all data of a new store, and compare what is read with them
+        #[arg(long, requires = "on")]
+        data_checksums: bool,
         /// Also if something is on the bdev: a byte other than zero in its first 64 KiB
         #[arg(long, requires = "on")]
         force: bool,
@@ -169,9 +172,11 @@ fn within<'a>(of: &str, name: &'a str) -> &'a str {
 /// Runs a subcommand of `ringbolt lvol`.
 pub(crate) fn run(command: LvolCommand) -> Result<(), CommandError> {
     match command {
-        LvolCommand::Create { name, size, thin, on, cluster, force, server } => {
+        LvolCommand::Create { name, size, thin, on, cluster, data_checksums, force, server } => {
             match (split(&name), size, on) {
-                ((store, None), None, Some(bdev)) => create_store(&server, store, &bdev, cluster, force),
+                ((store, None), None, Some(bdev)) => {
+                    create_store(&server, store, &bdev, cluster, data_checksums, force)
+                }
                 ((store, Some(volume)), Some(size), None) => {
                     create_volume(&server, store, volume, size, thin)
                 }
@@ -243,11 +248,15 @@ fn create_store(
     store: &str,
     bdev: &str,
     cluster: Option<u64>,
+    data_checksums: bool,
     force: bool,
 ) -> Result<(), CommandError> {
     let mut params = json!({ "bdev_name": bdev, "lvs_name": store, "only_blank": !force });
     if let Some(cluster) = cluster {
         params["cluster_sz"] = cluster.into();
+    }
+    if data_checksums {
+        params["data_checksums"] = "crc32c".into();
     }
     let uuid = server.call("bdev_lvol_create_lvstore", params)?;
     stdout_line!("{store}  {}", uuid.as_str().unwrap_or_default());
