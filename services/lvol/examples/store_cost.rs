@@ -98,18 +98,45 @@ fn make_foreign(file: &str) -> Result<(), Box<dyn std::error::Error>> {
         let zeroes = vec![0; mask.pages as usize * page_bytes as usize];
         file.write_all_at(&zeroes, u64::from(mask.start) * page_bytes)?;
     }
-    let start = Instant::now();
-    let (mut at, end) = (0, super_block.metadata.pages as usize * super_block.metadata_page_bytes as usize);
+    let (read, _) = read_in_order(&file, &super_block, |_, _| 0)?;
+    // The least that the format demands: a page is one if its CRC is right, and what it says must be known.
+    let (parsed, clusters) = read_in_order(&file, &super_block, |index, page| {
+        let page = wire_blob::MetadataPage::decode(page, index).ok();
+        let descriptors = page.into_iter().flat_map(|page| page.descriptors);
+        let clusters = descriptors.map(|descriptor| match descriptor {
+            wire_blob::Descriptor::ExtentPage(extents) => extents.clusters.len(),
+            _ => 0,
+        });
+        clusters.sum()
+    })?;
+    let mib = (super_block.metadata.pages as usize * super_block.metadata_page_bytes as usize) >> 20;
+    println!("{mib} MiB of metadata were read in order in {read:.3} s");
+    println!("they were read in order and decoded in {parsed:.3} s: {clusters} clusters");
+    Ok(())
+}
+
+/// Reads the metadata in order, and hands each page that has something to `page`. Returns the seconds that it
+/// took, and the sum of what `page` has returned.
+fn read_in_order(
+    file: &std::fs::File,
+    super_block: &wire_blob::SuperBlock,
+    page: impl Fn(u32, &[u8]) -> usize,
+) -> std::io::Result<(f64, usize)> {
+    let page_bytes = super_block.metadata_page_bytes as usize;
+    let (mut at, end) = (0, super_block.metadata.pages as usize * page_bytes);
     let mut bytes = vec![0; 1 << 20];
+    let (start, mut sum) = (Instant::now(), 0);
     while at < end {
         let count = bytes.len().min(end - at);
-        let offset = u64::from(super_block.metadata.start) * u64::from(super_block.metadata_page_bytes);
+        let offset = u64::from(super_block.metadata.start) * page_bytes as u64;
         file.read_exact_at(&mut bytes[..count], offset + at as u64)?;
+        for (index, content) in bytes[..count].chunks_exact(page_bytes).enumerate() {
+            // The index of a page has 32 bits.
+            sum += page((at / page_bytes + index) as u32, content);
+        }
         at += count;
     }
-    let seconds = start.elapsed().as_secs_f64();
-    println!("{} MiB of metadata were read in order in {seconds:.3} s", end >> 20);
-    Ok(())
+    Ok((start.elapsed().as_secs_f64(), sum))
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
