@@ -46,12 +46,13 @@ def free_ports(count):
 
 
 class Ceph:
-    """A cluster of one monitor and one OSD."""
+    """A cluster of one monitor and one OSD, which authenticates its clients by cephx or not."""
 
-    def __init__(self):
+    def __init__(self, auth="none"):
         for name in ["ceph-mon", "ceph-osd", "ceph", "rbd", "monmaptool"]:
             program(name)
         self.folder = tempfile.mkdtemp(prefix="ceph-")
+        self.auth = auth
         self.processes = {}
         atexit.register(self.end)
         self.config = f"{self.folder}/ceph.conf"
@@ -60,15 +61,21 @@ class Ceph:
         for name in ["mon", "osd", "run"]:
             os.mkdir(f"{self.folder}/{name}")
         open(f"{self.folder}/keyring", "w").close()
+        if auth == "cephx":
+            tool = [program("ceph-authtool"), f"{self.folder}/keyring"]
+            run(*tool, "--gen-key", "-n", "mon.", "--cap", "mon", "allow *")
+            run(*tool, "--gen-key", "-n", "client.admin", "--cap", "mon", "allow *", "--cap", "osd", "allow *")
+            run(*tool, "--gen-key", "-n", "osd.0", "--cap", "mon", "allow profile osd", "--cap", "osd", "allow *")
         with open(self.config, "w") as file:
             file.write(f"""[global]
 fsid = {fsid}
 mon host = v2:{self.monitor}
 mon initial members = a
 public addr = 127.0.0.1
-auth cluster required = none
-auth service required = none
-auth client required = none
+auth cluster required = {auth}
+auth service required = {auth}
+auth client required = {auth}
+auth allow insecure global id reclaim = false
 keyring = {self.folder}/keyring
 run dir = {self.folder}/run
 admin socket = {self.folder}/run/$name.$pid.asok
@@ -87,11 +94,13 @@ bluestore cache size = 67108864
 """)
         path = f"{self.folder}/monmap"
         run("monmaptool", "--create", "--fsid", fsid, "--addv", "a", f"[v2:{self.monitor}]", path)
-        run("ceph-mon", "--mkfs", "-i", "a", "-c", self.config, "--monmap", path)
+        run("ceph-mon", "--mkfs", "-i", "a", "-c", self.config, "--monmap", path, "--keyring", f"{self.folder}/keyring")
         self.start("mon", "ceph-mon", "a")
         wait_until("the monitor answers", lambda: self.try_run("mon", "stat"))
         osd = str(uuid.uuid4())
         self.ceph("osd", "new", osd)
+        if auth == "cephx":
+            self.ceph("auth", "add", "osd.0", "-i", f"{self.folder}/keyring")
         run("ceph-osd", "-i", "0", "-c", self.config, "--mkfs", "--osd-uuid", osd)
         self.start("osd", "ceph-osd", "0")
         up = lambda: json.loads(self.ceph("osd", "stat", "-f", "json"))["num_up_osds"] == 1
@@ -133,17 +142,16 @@ bluestore cache size = 67108864
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-CLUSTER = None
+CLUSTERS = {}
 
 
-def ceph():
+def ceph(auth="none"):
     """The cluster, which the first case starts."""
-    global CLUSTER
-    if CLUSTER is None:
+    if auth not in CLUSTERS:
         started = time.monotonic()
-        CLUSTER = Ceph()
-        print(f"Ceph runs ({time.monotonic() - started:.1f} s)", flush=True)
-    return CLUSTER
+        CLUSTERS[auth] = Ceph(auth)
+        print(f"Ceph runs, authentication: {auth} ({time.monotonic() - started:.1f} s)", flush=True)
+    return CLUSTERS[auth]
 
 
 def create(server, image, name="Rbd0", **params):
@@ -317,6 +325,52 @@ def case_no_monitor(server):
     fails(server, "multiple of 512", "bdev_rbd_create", pool_name="rbd", rbd_name="x", block_size=500)
     fails(server, "nosuch_option", "bdev_rbd_create", pool_name="rbd", rbd_name="x", block_size=512,
           config={"nosuch_option": "1"})
+
+
+def case_cephx(server):
+    """A cluster with cephx takes a user with its key, from a file and as an option, and refuses others at once."""
+    qemu_io = program("qemu-io")
+    cluster = ceph("cephx")
+    cluster.rbd("create", "--size", "8M", "secured")
+    caps = ["mon", "profile rbd", "osd", "profile rbd pool=rbd"]
+    key_file, wrong_file = f"{server.folder}/user.keyring", f"{server.folder}/wrong.keyring"
+    cluster.ceph("auth", "get-or-create", "client.ringbolt", *caps, "-o", key_file)
+    key = cluster.ceph("auth", "get-key", "client.ringbolt").strip()
+    other = cluster.ceph("auth", "get-key", "client.admin").strip()
+    open(wrong_file, "w").write(f"[client.ringbolt]\n\tkey = {other}\n")
+    address = {"mon_host": f"v2:{cluster.monitor}"}
+
+    register = lambda **params: server.rpc("bdev_rbd_register_cluster", user_id="ringbolt", **params)
+    register(name="file", config_param=address, key_file=key_file)
+    register(name="option", config_param={**address, "key": key})
+    register(name="configured", config_file=cluster.config, key_file=key_file)
+    for cluster_name in ["file", "option", "configured"]:
+        bdev = f"On{cluster_name}"
+        server.rpc("bdev_rbd_create", name=bdev, pool_name="rbd", rbd_name="secured", block_size=512,
+                   cluster_name=cluster_name)
+        uri = server.export(bdev, path=f"{server.folder}/{bdev}.sock")
+        run(qemu_io, "-f", "raw", "-c", "write -f -P 3 0 64k", "-c", "read -P 3 0 64k", uri)
+        info = server.rpc("bdev_get_bdevs", name=bdev)[0]["driver_specific"]["rbd"]
+        assert info["user_id"] == "ringbolt" and key not in json.dumps(info), info
+
+    # A wrong key, no key, and an unknown user: an error that names the user, long before client_mount_timeout.
+    def refused(text, **params):
+        started = time.monotonic()
+        fails(server, text, "bdev_rbd_register_cluster", **params)
+        assert time.monotonic() - started < 15, params
+
+    refused("client.ringbolt", name="bad", user_id="ringbolt", config_param=address, key_file=wrong_file)
+    refused("client.ringbolt", name="bad", user_id="ringbolt", config_param={**address, "key": other})
+    refused("client.nobody", name="bad", user_id="nobody", config_param=address, key_file=key_file)
+    refused("client.ringbolt", name="bad", user_id="ringbolt", config_param=address,
+            key_file=f"{server.folder}/nosuch")
+    # The user has no rights to another pool.
+    cluster.ceph("osd", "pool", "create", "private", "8", "8", "replicated")
+    cluster.rbd("create", "--size", "8M", "private/image")
+    fails(server, "image image of pool private", "bdev_rbd_create", name="No", pool_name="private", rbd_name="image",
+          block_size=512, cluster_name="file")
+    names = {one["cluster_name"] for one in server.rpc("bdev_rbd_get_clusters_info")}
+    assert names == {"file", "option", "configured"}, names
 
 
 CASES = {name.removeprefix("case_"): case for name, case in list(globals().items()) if name.startswith("case_")}
