@@ -1,7 +1,7 @@
 //! Data with metadata and end-to-end protection information (NVM Command Set Specification 1.0, section 5.2).
 
 bitflags::bitflags! {
-    /// What a device does with protection information: the bits of PRINFO (NVM 1.0, section 3.2).
+    /// What a device does with protection information: the bits of PRINFO, and STC (NVM 1.0, section 3.2).
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub struct ProtectionFlags: u8 {
         /// PRACT: the device generates the protection information of a write, and checks and strips that of a read. The
@@ -13,14 +13,33 @@ bitflags::bitflags! {
         const CHECK_APPLICATION_TAG = 1 << 1;
         /// PRCHK: check the reference tag.
         const CHECK_REFERENCE_TAG = 1 << 0;
+        /// STC: check the storage tag. Not a bit of PRINFO.
+        const CHECK_STORAGE_TAG = 1 << 4;
     }
 }
 
-/// The tags of a range of blocks: generated, or expected where they are checked.
+impl ProtectionFlags {
+    /// Of the four bits of PRINFO; others are ignored.
+    #[inline]
+    pub const fn from_prinfo(bits: u32) -> ProtectionFlags {
+        ProtectionFlags::from_bits_truncate(bits as u8 & 0xf)
+    }
+
+    /// The four bits of PRINFO.
+    #[inline]
+    pub const fn prinfo(self) -> u32 {
+        self.bits() as u32 & 0xf
+    }
+}
+
+/// The tags of a range of blocks: generated, or expected where they are checked. Bits beyond those that a tag has in the
+/// format of a device are ignored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ProtectionTags {
-    /// Reference tag of the first block; for type 1 the low 32 bits of its LBA.
-    pub reference: u32,
+    /// Reference tag of the first block; for type 1 the low bits of its LBA.
+    pub reference: u64,
+    /// Storage tag of every block.
+    pub storage: u64,
     /// Application tag of every block.
     pub application: u16,
     /// Mask of the application tag bits that are compared.

@@ -105,6 +105,7 @@ statuses! {
     COMPARE_FAILURE = 0x2, 0x85, "Compare Failure", 52;
     ACCESS_DENIED = 0x2, 0x86, "Access Denied", 13;
     DEALLOCATED_BLOCK = 0x2, 0x87, "Deallocated or Unwritten Logical Block", 61;
+    STORAGE_TAG_CHECK_ERROR = 0x2, 0x88, "End-to-end Storage Tag Check Error", 84;
     INTERNAL_PATH_ERROR = 0x3, 0x00, "Internal Path Error", 67;
     ANA_PERSISTENT_LOSS = 0x3, 0x01, "Asymmetric Access Persistent Loss", 67;
     ANA_INACCESSIBLE = 0x3, 0x02, "Asymmetric Access Inaccessible", 67;
@@ -279,7 +280,7 @@ mod tests {
             // ENOLINK
             (67, 3, &[0x00, 0x01, 0x02, 0x60, 0x70]),
             // EILSEQ
-            (84, 2, &[0x82, 0x83, 0x84]),
+            (84, 2, &[0x82, 0x83, 0x84, 0x88]),
             // EOPNOTSUPP
             (95, 0, &[0x01]),
             // ETIMEDOUT

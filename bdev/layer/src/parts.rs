@@ -245,7 +245,7 @@ impl PartQueue {
         if self.metadata.protection.is_none() {
             return Payload::Data(data);
         }
-        let tags = ProtectionTags { reference: lba as u32, ..ProtectionTags::default() };
+        let tags = ProtectionTags { reference: lba, ..ProtectionTags::default() };
         let flags = ProtectionFlags::ACTION | self.metadata.checks();
         Payload::Protected(Box::new(ProtectedData { data, metadata: None, flags, tags }))
     }

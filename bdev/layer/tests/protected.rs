@@ -16,8 +16,13 @@ const ACTION: ProtectionFlags = ProtectionFlags::ACTION;
 const CHECKS: ProtectionFlags = GUARD.union(REFERENCE);
 
 /// SPDK's `-m 8 -i -t 1`.
-const TYPE1: MetadataConfig =
-    MetadataConfig { md_size: 8, md_interleave: true, dif_type: 1, dif_is_head_of_md: false };
+const TYPE1: MetadataConfig = MetadataConfig {
+    md_size: 8,
+    md_interleave: true,
+    dif_type: 1,
+    dif_is_head_of_md: false,
+    dif_pi_format: 0,
+};
 
 struct ProtectedDevice {
     rig: Rig,
@@ -82,13 +87,13 @@ impl ProtectedDevice {
     }
 
     fn write(&mut self, lba: u64, data: &[u8], flags: ProtectionFlags) -> Status {
-        let bytes = if flags.contains(ACTION) { 512 } else { 520 };
+        let bytes = if flags.contains(ACTION) { 512 } else { self.channel.block_size() as usize };
         let range = (lba, (data.len() / bytes) as u32);
         self.protected(Op::Write, range, (data, None), flags, reference(lba)).0
     }
 
     fn read(&mut self, lba: u64, blocks: u32, flags: ProtectionFlags) -> Result<Vec<u8>, Status> {
-        let bytes = if flags.contains(ACTION) { 512 } else { 520 };
+        let bytes = if flags.contains(ACTION) { 512 } else { self.channel.block_size() as usize };
         let empty = vec![0xcc; blocks as usize * bytes];
         let (status, data, _) =
             self.protected(Op::Read, (lba, blocks), (&empty, None), flags, reference(lba));
@@ -107,7 +112,7 @@ fn bytes(data: &Data) -> Vec<u8> {
 }
 
 fn reference(lba: u64) -> ProtectionTags {
-    ProtectionTags { reference: lba as u32, ..ProtectionTags::default() }
+    ProtectionTags { reference: lba, ..ProtectionTags::default() }
 }
 
 /// Four blocks of data, each with another content.
@@ -219,11 +224,16 @@ fn check_every_format(make: fn(MetadataConfig) -> ProtectedDevice) {
         (128, true, 3, true),
         (32, false, 2, true),
     ] {
-        let config = MetadataConfig { md_size, md_interleave, dif_type, dif_is_head_of_md };
+        let config = MetadataConfig { md_size, md_interleave, dif_type, dif_is_head_of_md, dif_pi_format: 0 };
         let mut device = make(config);
         let md = md_size as usize;
         let strips = md == 8;
-        let tags = ProtectionTags { reference: 99, application: 0x1234, application_mask: 0xff00 };
+        let tags = ProtectionTags {
+            reference: 99,
+            application: 0x1234,
+            application_mask: 0xff00,
+            ..ProtectionTags::default()
+        };
         // The metadata besides the protection information is the writer's.
         let metadata = vec![0x77; 2 * md];
         let interleaved: Vec<u8> =
@@ -289,7 +299,13 @@ fn corrupted_data_fails_the_guard_check() {
 /// Separate metadata has no addresses in it: a part is a device of its own.
 #[test]
 fn a_part_of_a_device_has_its_separate_metadata() {
-    let config = MetadataConfig { md_size: 16, md_interleave: false, dif_type: 0, dif_is_head_of_md: false };
+    let config = MetadataConfig {
+        md_size: 16,
+        md_interleave: false,
+        dif_type: 0,
+        dif_is_head_of_md: false,
+        dif_pi_format: 0,
+    };
     let ProtectedDevice { rig, channel } = ProtectedDevice::malloc(config);
     drop(channel);
     let parts = split::SplitConfig { base: "M".into(), count: 2, part_size: split::PartSize::Even };
@@ -357,6 +373,8 @@ fn invalid_protection_is_rejected() {
         (MetadataConfig { md_size: 12, ..TYPE1 }, "md_size"),
         (MetadataConfig { md_size: 0, ..TYPE1 }, "md_size"),
         (MetadataConfig { dif_type: 4, ..TYPE1 }, "dif_type"),
+        (MetadataConfig { dif_pi_format: 3, ..TYPE1 }, "dif_pi_format"),
+        (MetadataConfig { dif_pi_format: 2, ..TYPE1 }, "md_size"),
     ] {
         let config = malloc::MallocConfig { metadata, ..malloc::MallocConfig::new("M", 64, 512) };
         let error = malloc::create(&rig.registry, config).unwrap_err().to_string();
@@ -386,4 +404,97 @@ fn a_null_device_checks_writes_and_generates_what_is_read() {
     };
     let geometry_guard = wire_nvme::protection::crc16(0, &raw[..512]).to_be_bytes();
     assert_eq!(raw[512..514], geometry_guard);
+}
+
+/// A reference tag beyond 32 bits, and one that carries into them.
+const WIDE_LBA_TAGS: [u64; 2] = [0x0123_4567_89ab, 0xffff_ffff];
+
+#[test]
+fn wide_guards_have_the_layout_of_the_specification_and_find_every_corruption() {
+    for (dif_pi_format, guard_bytes) in [(1, 4), (2, 8)] {
+        for (dif_type, dif_is_head_of_md, md_size) in [(1, false, 16), (2, true, 64), (3, false, 32)] {
+            let config =
+                MetadataConfig { md_size, md_interleave: true, dif_type, dif_is_head_of_md, dif_pi_format };
+            let mut device = ProtectedDevice::malloc(config);
+            let md = md_size as usize;
+            let data: Vec<u8> = match md_size {
+                16 => pattern()[..1024].to_vec(),
+                _ => pattern()
+                    .chunks(512)
+                    .take(2)
+                    .flat_map(|block| [block, &vec![0x77; md]].concat())
+                    .collect(),
+            };
+            for first in WIDE_LBA_TAGS {
+                let tags = ProtectionTags {
+                    reference: first,
+                    storage: 0xbeef,
+                    application: 0x1234,
+                    application_mask: 0xffff,
+                };
+                let generated = device.protected(Op::Write, (20, 2), (&data, None), ACTION, tags).0;
+                assert_eq!(generated, Status::SUCCESS, "{config:?}");
+                let raw = device.raw_read(20, 2);
+                let at = 512 + md + 512 + if dif_is_head_of_md { 0 } else { md - 16 };
+                let reference = first + u64::from(dif_type != 3);
+                // The storage tag of a guard of 32 bits has 16 bits, that of a guard of 64 bits none.
+                let space = match dif_pi_format {
+                    1 => [&[0xbe, 0xef][..], &reference.to_be_bytes()].concat(),
+                    _ => reference.to_be_bytes()[2..].to_vec(),
+                };
+                let behind = &raw[at + guard_bytes..at + 16];
+                assert_eq!(behind, [&[0x12, 0x34], &space[..]].concat(), "{config:?}");
+                check_corruptions(&mut device, &raw, (at, guard_bytes), tags, config);
+                assert_eq!(device.raw_write(20, &raw), Status::SUCCESS);
+            }
+        }
+    }
+}
+
+/// Corrupts each field of the second block's protection information at `at`, and its data.
+fn check_corruptions(
+    device: &mut ProtectedDevice,
+    raw: &[u8],
+    (at, guard_bytes): (usize, usize),
+    tags: ProtectionTags,
+    config: MetadataConfig,
+) {
+    let all = CHECKS | APPLICATION | ProtectionFlags::CHECK_STORAGE_TAG;
+    let all = if config.dif_type == 3 { all - REFERENCE } else { all };
+    let storage = (config.dif_pi_format == 1).then_some(Status::STORAGE_TAG_CHECK_ERROR);
+    let reference = (config.dif_type != 3).then_some(Status::REFERENCE_TAG_CHECK_ERROR);
+    for (byte, expected) in [
+        (raw.len() / 2 + 100, Some(Status::GUARD_CHECK_ERROR)),
+        (at, Some(Status::GUARD_CHECK_ERROR)),
+        (at + guard_bytes - 1, Some(Status::GUARD_CHECK_ERROR)),
+        (at + guard_bytes + 1, Some(Status::APPLICATION_TAG_CHECK_ERROR)),
+        (at + guard_bytes + 2, storage.or(reference)),
+        (at + 15, reference),
+    ] {
+        let mut bad = raw.to_vec();
+        bad[byte] ^= 0x20;
+        let same = |status: Status| match expected {
+            Some(expected) => status.same_code(expected),
+            None => status.is_success(),
+        };
+        let written = device.protected(Op::Write, (20, 2), (&bad, None), all, tags).0;
+        assert!(same(written), "byte {byte} of a write, {config:?}: {written}");
+        assert_eq!(device.raw_write(20, &bad), Status::SUCCESS, "raw blocks are not checked");
+        let read = device.protected(Op::Read, (20, 2), (&bad, None), all, tags).0;
+        assert!(same(read), "byte {byte} of a read, {config:?}: {read}");
+        assert_eq!(device.raw_write(20, raw), Status::SUCCESS);
+    }
+}
+
+#[test]
+fn blocks_without_a_wide_guard_are_not_checked() {
+    let config = MetadataConfig { md_size: 16, dif_pi_format: 2, ..TYPE1 };
+    let mut device = ProtectedDevice::malloc(config);
+    let empty = [vec![0; 512], vec![0xff; 16]].concat();
+    assert_eq!(device.read(60, 1, CHECKS).unwrap(), empty);
+    assert_eq!(device.write(10, &pattern(), ACTION), Status::SUCCESS);
+    assert_eq!(device.read(10, 4, ACTION | CHECKS).unwrap(), pattern());
+    let done = device.rig.simple(&mut device.channel, Op::Unmap, 11, 2, block_io::RequestFlags::NONE);
+    assert_eq!(done, Status::SUCCESS);
+    assert_eq!(device.raw_read(11, 1), empty);
 }

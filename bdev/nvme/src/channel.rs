@@ -18,7 +18,7 @@ use crate::inject::QueueInjections;
 use crate::multipath::{IoWait, Multipath, PathView};
 use crate::path::ChangedNamespaces;
 use crate::path_id::PathId;
-use crate::shared_namespace::{ChannelStatus, LinkStatus, NamespacePath, SharedNamespace};
+use crate::shared_namespace::{ChannelStatus, LinkStatus, NamespacePath, PathConnection, SharedNamespace};
 use crate::transport_stats::LiveQueueStats;
 
 /// Queue depth of a channel; of each split request one fragment is in flight at a time.
@@ -261,7 +261,8 @@ impl NvmeBdevChannel {
         let (core, nsid) = (self.core.clone(), self.shared.nsid);
         let waker = self.core.event_loop().waker();
         let spawned = self.core.spawn(async move {
-            let opened = connection.queues.open(&core, nsid, &connection.identify).await;
+            let PathConnection { queues, identify, metadata, .. } = &connection;
+            let opened = queues.open(&core, nsid, identify, metadata).await;
             if !cancelled.0.get() {
                 *result_cell.borrow_mut() = Some(opened);
                 // The reactor of the channel may be asleep.

@@ -267,7 +267,7 @@ impl ControllerGroup {
         for scanned in &scan.identified {
             let ana = ana_state_of(groups.as_deref(), scanned.identify.anagrpid);
             let (queues, identify) = (queues.clone(), scanned.identify.clone());
-            let connection = PathConnection { epoch, queues, identify };
+            let connection = PathConnection { epoch, queues, identify, metadata: scanned.metadata };
             let refused = (path.number, scanned.nsid);
             match self.apply_namespace(path, connection, scanned, ana) {
                 Ok(name) => {

@@ -17,7 +17,7 @@ use crate::shared_namespace::SharedNamespace;
 pub(crate) struct NvmeBdev {
     pub(crate) shared: Arc<SharedNamespace>,
     identity: NamespaceIds,
-    metadata: Option<MetadataFormat>,
+    metadata: MetadataFormat,
     geometry: BdevGeometry,
     retries_max: u16,
     flush: bool,
@@ -194,7 +194,7 @@ mod tests {
             identity: NamespaceIds { nguid: [nguid; 16], ..NamespaceIds::default() },
             identify: Arc::new(IdentifyNamespace { nsze: blocks, ..IdentifyNamespace::default() }),
             block_size,
-            metadata: None,
+            metadata: MetadataFormat::NONE,
             transfer_max_bytes: 4096,
             alignment: 1,
             virtual_boundary: 1,

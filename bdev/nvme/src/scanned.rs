@@ -46,8 +46,8 @@ pub(crate) struct ScannedNamespace {
     pub(crate) identity: NamespaceIds,
     pub(crate) identify: Arc<IdentifyNamespace>,
     pub(crate) block_size: u32,
-    /// `None` for a format that the specification does not define.
-    pub(crate) metadata: Option<MetadataFormat>,
+    /// None, or protection information that the controller inserts, checks and strips.
+    pub(crate) metadata: MetadataFormat,
     pub(crate) transfer_max_bytes: u32,
     /// See [`bdev::IoLimits`].
     pub(crate) alignment: u32,

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use nvme::IoQueues;
 use wire_nvme::identify::IdentifyNamespace;
 use wire_nvme::log::AnaState;
+use wire_nvme::protection::MetadataFormat;
 
 use crate::counts::{LinkCounts, PathStats};
 use crate::multipath::{IoWait, Policy};
@@ -78,6 +79,7 @@ pub(crate) struct PathConnection {
     pub(crate) epoch: u64,
     pub(crate) queues: Arc<dyn IoQueues>,
     pub(crate) identify: Arc<IdentifyNamespace>,
+    pub(crate) metadata: MetadataFormat,
 }
 
 /// The state that a channel publishes to the control plane, and its waker.

@@ -5,6 +5,8 @@ mod passthrough;
 
 #[path = "tcp/data.rs"]
 mod data;
+#[path = "tcp/extended_protection.rs"]
+mod extended_protection;
 #[path = "tcp/paths.rs"]
 mod paths;
 #[path = "tcp/replaced.rs"]

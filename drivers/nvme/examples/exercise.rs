@@ -427,7 +427,7 @@ impl Exercise {
     async fn protected(&mut self) -> ExerciseResult {
         let (format, size) = (self.info.metadata, self.info.block_size as usize);
         const LBA: u64 = 16;
-        let tags = Tags { reference: LBA as u32, application: 0x1234, application_mask: 0xffff };
+        let tags = Tags { reference: LBA, application: 0x1234, application_mask: 0xffff, ..Tags::default() };
         // Check guard and application tag, and the reference tag except for type 3, which forbids it.
         let type3 = format.protection.is_some_and(|protection| protection.kind == ProtectionType::Type3);
         let checked = ReadWrite {

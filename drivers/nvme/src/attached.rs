@@ -8,6 +8,7 @@ use wire_nvme::Sqe;
 use wire_nvme::aer::AsyncEvent;
 use wire_nvme::feature::AsyncEventConfiguration;
 use wire_nvme::identify::{IdentifyController, IdentifyNamespace};
+use wire_nvme::protection::MetadataFormat;
 
 use crate::error::{AdminError, ControllerFailure, NvmeOpenError};
 use crate::io_queue::IoQueue;
@@ -77,12 +78,14 @@ pub trait AttachedController {
 
 /// Opens I/O queues of a controller on any core.
 pub trait IoQueues: Send + Sync {
-    /// Opens an I/O queue on `core` for the namespace `nsid`, whose Identify Namespace data is `identify`.
+    /// Opens an I/O queue on `core` for the namespace `nsid`, whose Identify Namespace data is `identify`,
+    /// and which has metadata of this format.
     fn open<'a>(
         &'a self,
         core: &'a Core,
         nsid: u32,
         identify: &'a IdentifyNamespace,
+        metadata: &'a MetadataFormat,
     ) -> Opening<'a, Box<dyn IoQueue>>;
 
     /// Executes one I/O command on a temporary queue and waits at most `timeout_ns` for its completion.

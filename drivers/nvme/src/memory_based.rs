@@ -6,6 +6,7 @@ use reactor::Core;
 use wire_nvme::Sqe;
 use wire_nvme::aer::AsyncEvent;
 use wire_nvme::identify::{IdentifyController, IdentifyNamespace};
+use wire_nvme::protection::MetadataFormat;
 
 use crate::attached::{Answer, AttachedController, IoQueues, Opening};
 use crate::controller::Controller;
@@ -86,6 +87,7 @@ impl IoQueues for MemoryController {
         core: &'a Core,
         nsid: u32,
         _identify: &'a IdentifyNamespace,
+        _metadata: &'a MetadataFormat,
     ) -> Opening<'a, Box<dyn IoQueue>> {
         Box::pin(async move {
             let queue = MemoryNamespace::open(&self.controller, core, nsid, &self.options).await?;

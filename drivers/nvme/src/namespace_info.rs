@@ -2,9 +2,10 @@
 
 use block_io::{Op, Request};
 use dma::{Buffer, Data};
-use wire_nvme::identify::{Csi, IdentifyController, IdentifyNamespace, NvmController, oncs};
-use wire_nvme::io::Prinfo;
-use wire_nvme::protection::MetadataFormat;
+use wire_nvme::Sqe;
+use wire_nvme::identify::{Csi, IdentifyController, IdentifyNamespace, NvmController, NvmNamespace, oncs};
+use wire_nvme::io::{Prinfo, set_block_tags};
+use wire_nvme::protection::{MetadataFormat, Protection};
 
 use crate::error::NvmeOpenError;
 
@@ -42,7 +43,7 @@ impl NamespaceInfo {
     pub(crate) fn new(
         nsid: u32,
         command_set: Csi,
-        identify: IdentifyNamespace,
+        (identify, nvm): (IdentifyNamespace, Option<&NvmNamespace>),
         controller: &IdentifyController,
         limits: &NvmController,
         page_min_log2: u8,
@@ -56,7 +57,7 @@ impl NamespaceInfo {
         if identify.nsze > u64::MAX >> format.data_log2 {
             return Err("its size in bytes exceeds 64 bits");
         }
-        let metadata = identify.metadata_format()?;
+        let metadata = identify.metadata_format(nvm)?;
         let buffer_max = dma::BUFFER_BYTES_MAX as u32;
         let pages = |log2: u8| match log2 {
             0 => u32::MAX,
@@ -99,7 +100,7 @@ impl NamespaceInfo {
     }
 
     /// The layout that encodes requests as commands. Requests carry data without metadata: the controller must insert
-    /// and strip the metadata, which it does (PRACT) for 8 bytes of protection information.
+    /// and strip the metadata, which it does (PRACT) for protection information that is all of it.
     pub(crate) fn layout(&self) -> Result<NamespaceLayout, NvmeOpenError> {
         let check = inserted_protection(&self.metadata).ok_or(NvmeOpenError::UnsupportedFormat(
             self.nsid,
@@ -112,35 +113,51 @@ impl NamespaceInfo {
                 "blocks are larger than the maximum data transfer size",
             ));
         };
+        let checks_reference = check.contains(Prinfo::CHECK_REFERENCE_TAG);
+        let protection = self.metadata.protection.filter(|_| checks_reference);
+        let reference_mask = protection.map_or(0, |protection| protection.reference_mask());
+        let block_log2 = self.block_size.ilog2();
+        // Where all reference tags have 32 bits, nothing else of a command depends on them.
+        let wide = protection.filter(|_| reference_mask.min(self.blocks.max(1) - 1) > u32::MAX.into());
         Ok(NamespaceLayout {
             nsid: self.nsid,
-            block_log2: self.block_size.ilog2(),
+            block_log2,
+            common_block_log2: if wide.is_some() { NO_BLOCK_LOG2 } else { block_log2 },
+            wide,
             blocks_max_minus_1: u16::try_from(last).unwrap_or(u16::MAX),
             write_zeroes: self.write_zeroes_blocks_max > 0,
             write_zeroes_blocks_max: self.write_zeroes_blocks_max,
             write_uncorrectable_blocks_max: self.write_uncorrectable_blocks_max,
             unmap: self.unmap,
             prinfo: check,
-            reference_mask: if check.contains(Prinfo::CHECK_REFERENCE_TAG) { u32::MAX } else { 0 },
+            reference_mask: reference_mask as u32,
         })
     }
 }
 
 /// PRINFO of reads and writes without metadata: nothing for a namespace without metadata; for one whose metadata is
-/// 8 bytes of protection information, the controller inserts, checks and strips it. `None` for other formats.
+/// protection information and nothing else, the controller inserts, checks and strips it. `None` for other formats.
 pub(crate) fn inserted_protection(metadata: &MetadataFormat) -> Option<Prinfo> {
-    match (metadata.bytes, metadata.protection) {
-        (0, _) => Some(Prinfo::empty()),
-        (8, Some(_)) => Some(Prinfo::ACTION | metadata.checks()),
+    match metadata.bytes {
+        0 => Some(Prinfo::empty()),
+        _ if metadata.strips(Prinfo::ACTION) => Some(Prinfo::ACTION | metadata.checks()),
         _ => None,
     }
 }
+
+/// With blocks of this size no request is valid: 65536 of them have 2^63 bytes.
+const NO_BLOCK_LOG2: u32 = 47;
 
 /// The properties of a namespace that the I/O path needs to encode requests as commands.
 #[derive(Clone, Debug)]
 pub(crate) struct NamespaceLayout {
     pub(crate) nsid: u32,
-    pub(crate) block_log2: u32,
+    block_log2: u32,
+    /// That of requests whose commands are encoded on the common path: none, if reference tags can be wider than 32
+    /// bits, which that path would have to find out for each request.
+    common_block_log2: u32,
+    /// The protection of a namespace whose reference tags can be wider than 32 bits.
+    wide: Option<Protection>,
     /// Most blocks of a read or write, minus one.
     pub(crate) blocks_max_minus_1: u16,
     pub(crate) write_zeroes_blocks_max: u32,
@@ -153,32 +170,43 @@ pub(crate) struct NamespaceLayout {
 }
 
 impl NamespaceLayout {
-    /// Whether the length of a read or write is valid, its buffer has exactly that length, and a read may write it.
+    /// Whether the length of a read or write is valid, its buffer has exactly that length, and a read may write it. Not
+    /// if its command is for the uncommon path.
     #[inline(always)]
-    pub(crate) fn is_valid_transfer(&self, request: &Request<Data>, buffer: &Buffer) -> bool {
-        self.is_valid_length(request, buffer.len()) && (request.op != Op::Read || buffer.is_writable())
+    pub(crate) fn is_common_transfer(&self, request: &Request<Data>, buffer: &Buffer) -> bool {
+        self.is_valid_length(request, buffer.len(), self.common_block_log2)
+            && (request.op != Op::Read || buffer.is_writable())
     }
 
-    /// As [`is_valid_transfer`](Self::is_valid_transfer), for data of any number of slices.
+    /// As [`is_common_transfer`](Self::is_common_transfer), for any command, and data of any number of slices.
     pub(crate) fn is_valid_data(&self, request: &Request<Data>, data: &Data) -> bool {
-        self.is_valid_length(request, data.len()) && (request.op != Op::Read || data.is_writable())
+        self.is_valid_length(request, data.len(), self.block_log2)
+            && (request.op != Op::Read || data.is_writable())
     }
 
     #[inline(always)]
-    fn is_valid_length(&self, request: &Request<Data>, bytes: usize) -> bool {
+    fn is_valid_length(&self, request: &Request<Data>, bytes: usize, block_log2: u32) -> bool {
         request.blocks.wrapping_sub(1) <= u32::from(self.blocks_max_minus_1)
-            && u64::from(request.blocks) << self.block_log2 == bytes as u64
+            && u64::from(request.blocks) << block_log2 == bytes as u64
     }
 
     #[inline(always)]
     pub(crate) fn reference_tag(&self, lba: u64) -> u32 {
         lba as u32 & self.reference_mask
     }
+
+    /// Sets what [`reference_tag`](Self::reference_tag) lacks.
+    pub(crate) fn widen_reference_tag(&self, sqe: &mut Sqe, lba: u64) {
+        if let Some(protection) = &self.wide {
+            set_block_tags(sqe, protection, 0, lba);
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use wire_nvme::identify::LbaFormat;
+    use wire_nvme::identify::{ExtendedLbaFormat, LbaFormat};
+    use wire_nvme::protection::GuardFormat;
 
     use super::*;
 
@@ -187,7 +215,7 @@ mod tests {
         let identify = IdentifyNamespace { nsze: 8, formats: vec![format], ..IdentifyNamespace::default() };
         let controller = IdentifyController { mdts, ..IdentifyController::default() };
         let limits = NvmController::default();
-        NamespaceInfo::new(1, Csi::Nvm, identify, &controller, &limits, 12).unwrap().layout()
+        NamespaceInfo::new(1, Csi::Nvm, (identify, None), &controller, &limits, 12).unwrap().layout()
     }
 
     #[test]
@@ -195,5 +223,44 @@ mod tests {
         assert_eq!(layout(13, 1).unwrap().blocks_max_minus_1, 0);
         assert_eq!(layout(9, 1).unwrap().blocks_max_minus_1, 15);
         assert!(matches!(layout(16, 1), Err(NvmeOpenError::UnsupportedFormat(1, _))));
+    }
+
+    #[test]
+    fn only_namespaces_beyond_32_bits_have_wide_reference_tags() {
+        for (blocks, guard, dwords) in [
+            (1 << 32, GuardFormat::Crc64, None),
+            ((1 << 32) + 1, GuardFormat::Crc16, None),
+            ((1 << 32) + 1, GuardFormat::Crc64, Some([0, 0x9876, 0x5432_1007])),
+            (1 << 50, GuardFormat::Crc32, Some([0, 0x9876, 0x5432_1007])),
+        ] {
+            let format = LbaFormat { metadata_bytes: guard.bytes() as u16, data_log2: 9, performance: 0 };
+            let identify = IdentifyNamespace {
+                nsze: blocks,
+                formats: vec![format],
+                extended_lba: true,
+                dps: 1,
+                ..IdentifyNamespace::default()
+            };
+            let mut nvm = NvmNamespace::default();
+            let storage_tag_bits = guard.storage_tag_bits().0;
+            nvm.extended_formats[0] = ExtendedLbaFormat { pif: guard.to_wire(), storage_tag_bits };
+            let controller = IdentifyController::default();
+            let limits = NvmController::default();
+            let both = (identify, Some(&nvm));
+            let info = NamespaceInfo::new(1, Csi::Nvm, both, &controller, &limits, 12).unwrap();
+            let layout = info.layout().unwrap();
+            let arena = dma::Arena::new(dma::ArenaConfig { limit_bytes: 4 << 20, ..Default::default() });
+            let mut buffer = dma::Pool::new(&arena).take(512).unwrap();
+            buffer.clear();
+            let mut sqe = Sqe::default();
+            layout.widen_reference_tag(&mut sqe, 0x9876_5432_1007);
+            let set = [sqe.cdw2, sqe.cdw3, sqe.cdw14];
+            assert_eq!(set, dwords.unwrap_or_default(), "{blocks} {guard:?}");
+            let request: Request<Data> = Request::write(block_io::Tag(0), 7, 1, buffer);
+            let data = request.data().unwrap();
+            assert!(layout.is_valid_data(&request, data));
+            assert_eq!(layout.is_common_transfer(&request, data.single().unwrap()), dwords.is_none());
+            assert_eq!(layout.reference_tag(0x9876_5432_1007), 0x5432_1007);
+        }
     }
 }

@@ -295,13 +295,13 @@ impl MemoryQueue {
         if let Some(described) =
             self.describe_in_place(data, index).map_err(|_| Status::COMMAND_INTERRUPTED)?
         {
-            self.rings.push(&read_write(layout, request, cid, described));
+            self.rings.push(&uncommon_read_write(layout, request, cid, described));
             return Ok(SlotKind::Io);
         }
         let copy = self.bounce_buffer(request, data)?;
         let described = self.descriptors.describe(&copy, copy.len() as u32);
         let described = described.map_err(|_| Status::COMMAND_INTERRUPTED)?;
-        self.rings.push(&read_write(layout, request, cid, described));
+        self.rings.push(&uncommon_read_write(layout, request, cid, described));
         if self.bounce_buffers.is_empty() {
             self.bounce_buffers.resize_with(self.slots.len(), || None);
         }
@@ -493,7 +493,7 @@ const NO_DATA: (DataDescriptor, u64) = (DataDescriptor::NONE, 0);
 #[inline(always)]
 fn read_write_buffer<'a>(layout: &NamespaceLayout, request: &'a Request<Data>) -> Option<&'a Buffer> {
     let buffer = request.data().and_then(Data::single).filter(|_| is_read_or_write(request.op))?;
-    layout.is_valid_transfer(request, buffer).then_some(buffer)
+    layout.is_common_transfer(request, buffer).then_some(buffer)
 }
 
 #[inline(always)]
@@ -515,6 +515,18 @@ fn read_write(layout: &NamespaceLayout, request: &Request<Data>, cid: u16, descr
     };
     let DataDescriptor { data, flags } = described;
     Sqe { flags, data, nsid: layout.nsid, cid, ..view.to_sqe(opcode) }
+}
+
+/// As [`read_write`], with all of a wide reference tag.
+fn uncommon_read_write(
+    layout: &NamespaceLayout,
+    request: &Request<Data>,
+    cid: u16,
+    described: DataDescriptor,
+) -> Sqe {
+    let mut sqe = read_write(layout, request, cid, described);
+    layout.widen_reference_tag(&mut sqe, request.lba);
+    sqe
 }
 
 /// Bits of the slot's index in a command identifier. The index is never all ones, so that no identifier is FFFFh,

@@ -10,6 +10,7 @@ use reactor::Core;
 use secret::Secret;
 use sockets::Sockets;
 use wire_nvme::identify::IdentifyNamespace;
+use wire_nvme::protection::MetadataFormat;
 
 use crate::error::NvmeOpenError;
 use crate::fabrics::{Association, AssociationHandle, FabricsIoQueue};
@@ -49,8 +50,9 @@ impl FabricsIoQueue<TcpConnection> {
         association: &AssociationHandle<TcpRemote>,
         nsid: u32,
         identify: &IdentifyNamespace,
+        metadata: &MetadataFormat,
     ) -> Result<TcpIoQueue, NvmeOpenError> {
-        TcpIoQueue::open_over(core, association, nsid, identify).await
+        TcpIoQueue::open_over(core, association, nsid, identify, metadata).await
     }
 }
 

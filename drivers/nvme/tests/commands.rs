@@ -139,7 +139,7 @@ async fn through(pair: &mut nvme::QueuePair, command: Command) -> CommandComplet
 fn separate_metadata_round_trips_with_valid_protection_information() {
     on_device(with_metadata(16, false, 1), async |core, device| {
         let (info, mut pair) = info_and_pair(&core, &device).await;
-        let tags = Tags { reference: 40, application: 7, application_mask: 0xffff };
+        let tags = Tags { reference: 40, application: 7, application_mask: 0xffff, ..Tags::default() };
         let (data, mut metadata) = (buffer(&core, 2048, 9), buffer(&core, 64, 1));
         protection::generate(&info.metadata, 512, data.as_slice(), metadata.as_mut_slice(), &tags);
         let write = Command::write(Tag(0), 1, &at(40, 4), data).with_metadata(metadata);

@@ -44,9 +44,9 @@ const METADATA_BYTES: usize = protection::SIZE;
 const INTERLEAVED: MetadataFormat = MetadataFormat {
     bytes: METADATA_BYTES as u16,
     extended: true,
-    protection: Some(Protection { kind: ProtectionType::Type1, first: false }),
+    protection: Some(Protection::new(ProtectionType::Type1, false)),
 };
-const TAGS: Tags = Tags { reference: 0, application: 0, application_mask: 0 };
+const TAGS: Tags = Tags { reference: 0, storage: 0, application: 0, application_mask: 0 };
 
 impl AccelSource {
     /// Parses the part of an `accel:` URI after the colon: `OPERATION[?size=BYTES&block=BYTES&sources=N]`.

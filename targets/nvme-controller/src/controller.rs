@@ -492,6 +492,7 @@ impl Controller {
                 self.notifications.reset(actions);
                 self.features = Features::new(self.features.kato_ms(), &self.limits);
                 association.set_queues_max(self.limits.io_queues_max);
+                association.set_extended_formats(false);
             }
         }
     }

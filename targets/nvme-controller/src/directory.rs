@@ -53,6 +53,8 @@ pub struct ControllerAssociation {
     queues: Mutex<IoQueueIds>,
     // What each namespace was when the host identified it last: at most one entry for each valid identifier.
     identified: Mutex<HashMap<u32, NamespaceIdentity>>,
+    // The host knows extended LBA formats.
+    extended_formats: AtomicBool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -125,6 +127,7 @@ impl ControllerDirectory {
             keep_alive_deadline_ns: AtomicU64::new(u64::MAX),
             queues: Mutex::new(IoQueueIds { in_use: BTreeSet::new(), max: io_queues_max }),
             identified: Mutex::default(),
+            extended_formats: AtomicBool::new(false),
         });
         controllers.by_cntlid.insert(cntlid, association.clone());
         controllers.next = if cntlid == high { low } else { cntlid + 1 };
@@ -228,6 +231,16 @@ impl ControllerAssociation {
             *identity = HostIdentity { host_id, extended: Some(extended) };
         }
         is_first || (identity.host_id == host_id && identity.extended == Some(extended))
+    }
+
+    /// Whether the host has said that it knows extended LBA formats (LBAFEE), or not.
+    pub(crate) fn set_extended_formats(&self, are_known: bool) {
+        self.extended_formats.store(are_known, Ordering::Release);
+    }
+
+    /// See [`set_extended_formats`](Self::set_extended_formats).
+    pub(crate) fn knows_extended_formats(&self) -> bool {
+        self.extended_formats.load(Ordering::Acquire)
     }
 
     /// The host has identified a namespace: from now on it may use this one.

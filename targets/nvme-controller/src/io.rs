@@ -105,14 +105,16 @@ pub struct IoPlan {
     /// Number of blocks, if `op` has a range; number of ranges for Copy and Dataset Management.
     pub blocks: u32,
     /// Index into the table, for [`NamespaceTable::entry`]; unused by operations without a namespace.
-    pub namespace: u32,
+    pub namespace: u16,
+    /// Storage tag, to generate or to check.
+    pub storage_tag: u16,
     /// The data transfer.
     pub data: DataTransfer,
     /// The operation.
     pub op: IoOp,
     /// FUA and DEALLOCATE.
     pub flags: RequestFlags,
-    /// PRINFO, of operations that check or generate protection information.
+    /// PRINFO and STC, of operations that check or generate protection information.
     pub protection: ProtectionFlags,
     /// Application tag and its mask, to generate or to check.
     pub application_tag: u16,
@@ -129,6 +131,7 @@ const EMPTY_PLAN: IoPlan = IoPlan {
     lba: 0,
     blocks: 0,
     namespace: 0,
+    storage_tag: 0,
     data: DataTransfer::None,
     op: IoOp::NoOp,
     flags: RequestFlags::NONE,
@@ -141,7 +144,7 @@ pub(crate) const READ: u8 = NvmOpcode::Read.to_wire();
 pub(crate) const WRITE: u8 = NvmOpcode::Write.to_wire();
 const FUA: u32 = 1 << 30;
 const DEAC: u32 = 1 << 25;
-// STC, which must be clear: there are no storage tags.
+// STC, which must be clear without storage tags.
 const STORAGE_TAG: u32 = 1 << 24;
 // PRINFO and STC, which must be clear without protection information.
 const PROTECTION: u32 = 0xf << 26 | STORAGE_TAG;
@@ -173,7 +176,7 @@ pub(crate) struct PlainTransfer {
     pub(crate) blocks: u32,
     pub(crate) bytes: u32,
     /// Index into the table.
-    namespace: u32,
+    namespace: u16,
     /// Of the namespace's entry.
     pub(crate) backend: u32,
     /// Of the namespace's entry.
@@ -253,7 +256,7 @@ fn plan_range(
     sqe: &Sqe,
     table: &NamespaceTable,
     op: IoOp,
-    (namespace, entry): (u32, &NamespaceEntry),
+    (namespace, entry): (u16, &NamespaceEntry),
     (lba, blocks): (u64, u32),
     bytes: u64,
 ) -> Result<IoPlan, Status> {
@@ -331,6 +334,7 @@ fn plan_by_opcode(sqe: &Sqe, table: &NamespaceTable) -> Result<IoPlan, Status> {
             }
             // Zeroed blocks read with protection information that disables checks, whatever PRINFO asks for.
             let clear = match entry.metadata.protection {
+                Some(protection) if protection.storage_tag_bits > 0 => DIRECTIVE,
                 Some(_) => STORAGE_TAG | DIRECTIVE,
                 None => PROTECTION | DIRECTIVE,
             };

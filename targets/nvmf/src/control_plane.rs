@@ -336,7 +336,10 @@ impl<N: ServerNetwork> NvmfTarget<N> {
         }
         let hides = config.hide_metadata || state.hides_metadata;
         if hides && geometry.metadata.bytes > 0 && hidden_protection(&geometry).is_empty() {
-            return reject(nsid, "only metadata of 8 bytes that are protection information can be hidden");
+            return reject(
+                nsid,
+                "only metadata that is protection information and nothing else can be hidden",
+            );
         }
         if !hides && geometry.metadata.bytes > 0 && !geometry.metadata.extended {
             return reject(

@@ -52,6 +52,23 @@ def namespaces_many(bench):
         bench.compare(device, f"data{nsid}", nsid * 4096, 64 * 1024, "64k")
 
 
+@case("namespaces-protected", on=("ringbolt",))
+def namespaces_protected(bench):
+    """The kernel uses namespaces with guards of 16 and 64 bits, and has the target insert and strip them."""
+    metadata = {"md_interleave": True, "dif_type": 1}
+    small = Namespace(mib=16, nsid=1, malloc=True, metadata={"md_size": 8, **metadata})
+    wide = Namespace(mib=16, nsid=2, malloc=True, metadata={"md_size": 16, "dif_pi_format": 2, **metadata})
+    subsystem = Subsystem("protected", [small, wide])
+    bench.serve(subsystem)
+    bench.connect(subsystem)
+    for namespace in (small, wide):
+        device = bench.block(subsystem, namespace.nsid)
+        assert bench.blocks_seen(device) == 16 * MIB // 512, namespace
+        bench.write_random(device, f"data{namespace.nsid}", 4 * MIB, MIB, "64k")
+        bench.compare(device, f"data{namespace.nsid}", 4 * MIB, MIB, "64k")
+        bench.guest.check(f"mkfs.ext4 -q {device} && mount -t ext4 {device} /mnt && umount /mnt", 60)
+
+
 @case("namespaces-visible", on=("ringbolt",), provokes=r"rescanning namespaces")
 def namespaces_visible(bench):
     """A namespace is there for the kernel only while it is visible to its host."""

@@ -30,6 +30,7 @@ class Namespace:
     nsid: int = 1
     block_size: int = 4096
     malloc: bool = False  # backed by memory of the target instead of a file
+    metadata: dict = field(default_factory=dict)  # parameters of one in memory: md_size, dif_type, ...
     uuid: str = field(default_factory=lambda: str(uuid.uuid4()))
     nguid: str = field(default_factory=lambda: uuid.uuid4().hex.upper())
     configured: bool = True  # the configuration gives UUID and NGUID; otherwise they are the file's
@@ -108,6 +109,7 @@ class Ringbolt(Target):
         name = f"{subsystem.name}_{namespace.nsid}"
         if namespace.malloc:
             parameters = {"num_blocks": namespace.blocks, "uuid": namespace.uuid}
+            parameters.update(namespace.metadata)
             return "bdev_malloc_create", {"name": name, "block_size": namespace.block_size, **parameters}
         namespace.path = f"{self.folder}/{name}.raw"
         with open(namespace.path, "wb") as file:

@@ -189,6 +189,35 @@ impl TemperatureThreshold {
 
 /// Size in bytes of the Host Behavior Support data (Base 2.0, section 5.27.1).
 pub const HOST_BEHAVIOR_SIZE: usize = 512;
+
+/// Host Behavior Support: what the host can deal with (Base 2.0, section 5.27.1; NVM 1.0, section 4.1.3).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HostBehavior {
+    /// Advanced Command Retry Enable (ACRE): the host honours retry delays.
+    pub command_retry: bool,
+    /// LBA Format Extension Enable (LBAFEE): the host knows extended LBA formats.
+    pub extended_formats: bool,
+}
+
+impl HostBehavior {
+    /// Decodes the data.
+    ///
+    /// # Errors
+    /// A reserved value.
+    pub fn decode(from: &[u8; HOST_BEHAVIOR_SIZE]) -> Result<HostBehavior, DecodeError> {
+        let flag = |at: usize| match from[at] {
+            value @ 0..=1 => Ok(value == 1),
+            value => Err(DecodeError::value("host behavior", at as u32, value.into())),
+        };
+        Ok(HostBehavior { command_retry: flag(0)?, extended_formats: flag(2)? })
+    }
+
+    /// Encodes the data.
+    pub fn encode(&self, into: &mut [u8; HOST_BEHAVIOR_SIZE]) {
+        *into = [0; HOST_BEHAVIOR_SIZE];
+        (into[0], into[2]) = (self.command_retry.into(), self.extended_formats.into());
+    }
+}
 /// Size in bytes of a Host Identifier over fabrics: always extended (Base 2.0, section 5.27.1).
 pub const HOST_ID_SIZE: usize = 16;
 /// Size in bytes of the Timestamp data (Base 2.0, section 5.27.1).

@@ -15,7 +15,8 @@ pub use list::{
     NamespaceList,
 };
 pub use namespace::{
-    IdentifyNamespace, LbaFormat, NamespaceIndependent, NvmNamespace, dlfeat, nsfeat, rescap,
+    ExtendedLbaFormat, IdentifyNamespace, LbaFormat, NamespaceIndependent, NvmNamespace, dlfeat, nsfeat,
+    rescap,
 };
 
 /// Size in bytes of every Identify data structure.

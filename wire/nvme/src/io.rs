@@ -1,6 +1,7 @@
 //! Typed I/O commands, and the source ranges of Dataset Management and Copy.
 
 use crate::le::{bit, put16, put32, put64, u16_at, u32_at, u64_at};
+use crate::metadata_format::Protection;
 use crate::opcode::NvmOpcode;
 use crate::{DecodeError, Sqe};
 
@@ -28,12 +29,26 @@ pub struct ReadWrite {
     pub directive: u16,
     /// Dataset Management field (DSM); a hint.
     pub hints: u8,
-    /// Expected or initial logical block reference tag.
+    /// Expected or initial logical block reference tag. Formats with a longer tag, or a storage tag, have more of it in
+    /// other dwords: [`set_block_tags`] and [`block_tags`].
     pub reference_tag: u32,
     /// Expected or initial application tag.
     pub application_tag: u16,
     /// Mask of the application tag.
     pub application_tag_mask: u16,
+}
+
+/// Sets the storage tag and the initial or expected reference tag of a Read, Write, Compare, Verify or Write Zeroes:
+/// dwords 2, 3 and 14 (LBST and LBRT; NVM 1.0, section 5.2.1.4).
+pub fn set_block_tags(sqe: &mut Sqe, protection: &Protection, storage: u64, reference: u64) {
+    let both = protection.join_tags(storage, reference);
+    (sqe.cdw2, sqe.cdw3, sqe.cdw14) = ((both >> 64) as u32, (both >> 32) as u32, both as u32);
+}
+
+/// The storage tag and the reference tag that [`set_block_tags`] sets.
+pub fn block_tags(sqe: &Sqe, protection: &Protection) -> (u64, u64) {
+    let both = u128::from(sqe.cdw2) << 64 | u128::from(sqe.cdw3) << 32 | u128::from(sqe.cdw14);
+    protection.split_tags(both)
 }
 
 impl ReadWrite {
@@ -46,7 +61,7 @@ impl ReadWrite {
             blocks: (sqe.cdw12 & 0xffff) + 1,
             fua: bit(cdw12, 30),
             limited_retry: bit(cdw12, 31),
-            prinfo: Prinfo::from_bits_truncate((sqe.cdw12 >> 26) as u8),
+            prinfo: Prinfo::from_prinfo(sqe.cdw12 >> 26),
             storage_tag_check: bit(cdw12, 24),
             directive_type: (sqe.cdw12 >> 20 & 0xf) as u8,
             directive: (sqe.cdw13 >> 16) as u16,
@@ -69,7 +84,7 @@ impl ReadWrite {
             cdw12: nlb(self.blocks)
                 | u32::from(self.directive_type & 0xf) << 20
                 | u32::from(self.storage_tag_check) << 24
-                | u32::from(self.prinfo.bits() & 0xf) << 26
+                | self.prinfo.prinfo() << 26
                 | u32::from(self.fua) << 30
                 | u32::from(self.limited_retry) << 31,
             cdw13: u32::from(self.hints) | u32::from(self.directive) << 16,
@@ -105,7 +120,7 @@ impl WriteZeroes {
             blocks: (sqe.cdw12 & 0xffff) + 1,
             fua: bit(cdw12, 30),
             deallocate: bit(cdw12, 25),
-            prinfo: Prinfo::from_bits_truncate((sqe.cdw12 >> 26) as u8),
+            prinfo: Prinfo::from_prinfo(sqe.cdw12 >> 26),
         }
     }
 
@@ -120,7 +135,7 @@ impl WriteZeroes {
             cdw11: (self.lba >> 32) as u32,
             cdw12: nlb(self.blocks)
                 | u32::from(self.deallocate) << 25
-                | u32::from(self.prinfo.bits() & 0xf) << 26
+                | self.prinfo.prinfo() << 26
                 | u32::from(self.fua) << 30,
             ..Sqe::new(NvmOpcode::WriteZeroes.to_wire())
         }
@@ -227,8 +242,8 @@ impl CopyCommand {
         (sqe.cdw12 >> 8 & 0xf == 0).then(|| CopyCommand {
             lba: lba(sqe),
             ranges: (sqe.cdw12 & 0xff) as u16 + 1,
-            read_prinfo: Prinfo::from_bits_truncate((sqe.cdw12 >> 12) as u8),
-            write_prinfo: Prinfo::from_bits_truncate((sqe.cdw12 >> 26) as u8),
+            read_prinfo: Prinfo::from_prinfo(sqe.cdw12 >> 12),
+            write_prinfo: Prinfo::from_prinfo(sqe.cdw12 >> 26),
             fua: bit(cdw12, 30),
             limited_retry: bit(cdw12, 31),
             reference_tag: sqe.cdw14,
@@ -247,8 +262,8 @@ impl CopyCommand {
             cdw10: self.lba as u32,
             cdw11: (self.lba >> 32) as u32,
             cdw12: (u32::from(self.ranges) - 1)
-                | u32::from(self.read_prinfo.bits() & 0xf) << 12
-                | u32::from(self.write_prinfo.bits() & 0xf) << 26
+                | self.read_prinfo.prinfo() << 12
+                | self.write_prinfo.prinfo() << 26
                 | u32::from(self.fua) << 30
                 | u32::from(self.limited_retry) << 31,
             cdw14: self.reference_tag,

@@ -62,7 +62,6 @@ pub mod auth;
 pub mod cqe;
 pub mod digest;
 pub mod doorbell;
-pub mod extended_protection;
 pub mod fabrics;
 pub mod feature;
 pub mod identify;
@@ -78,7 +77,10 @@ pub mod sqe;
 pub mod tcp;
 pub mod zone;
 
+mod extended_protection;
+mod guard;
 mod le;
+mod metadata_format;
 
 pub use codec::DecodeError;
 pub use cqe::Cqe;

@@ -180,7 +180,7 @@ impl ZoneAppend {
             zone_lba: lba(sqe),
             blocks: (sqe.cdw12 & 0xffff) + 1,
             fua: bit(cdw12, 30),
-            prinfo: Prinfo::from_bits_truncate((sqe.cdw12 >> 26) as u8),
+            prinfo: Prinfo::from_prinfo(sqe.cdw12 >> 26),
             remap: bit(cdw12, 25),
             reference_tag: sqe.cdw14,
             application_tag: sqe.cdw15 as u16,
@@ -199,7 +199,7 @@ impl ZoneAppend {
             cdw11: (self.zone_lba >> 32) as u32,
             cdw12: (self.blocks - 1)
                 | u32::from(self.remap) << 25
-                | u32::from(self.prinfo.bits() & 0xf) << 26
+                | self.prinfo.prinfo() << 26
                 | u32::from(self.fua) << 30,
             cdw14: self.reference_tag,
             cdw15: u32::from(self.application_tag) | u32::from(self.application_tag_mask) << 16,

@@ -1,4 +1,4 @@
-use wire_nvme::protection::{Protection, ProtectionType};
+use wire_nvme::protection::{GuardFormat, Protection, ProtectionType};
 
 use super::*;
 use crate::{Accel, Cipher, Engine, Injection, OpStats, TweakMode};
@@ -16,7 +16,7 @@ fn key() -> CryptoKey {
 const FORMAT: MetadataFormat = MetadataFormat {
     bytes: 8,
     extended: true,
-    protection: Some(Protection { kind: ProtectionType::Type1, first: false }),
+    protection: Some(Protection::new(ProtectionType::Type1, false)),
 };
 
 /// Executes every operation that an engine has. Returns what each gave, in short: the first byte or a
@@ -26,7 +26,7 @@ fn execute_all(channel: &AccelChannel) -> Vec<(AccelOp, Result<u64, AccelFailure
     let other = vec![0xf0; 1024];
     let (mut to, mut second, mut blocks, mut metadata) =
         (vec![0; 1024], vec![0; 1024], vec![0; 1040], vec![0; 16]);
-    let tags = Tags { reference: 5, application: 0, application_mask: 0 };
+    let tags = Tags { reference: 5, storage: 0, application: 0, application_mask: 0 };
     let (key, first) = (key(), |bytes: &[u8]| u64::from(bytes[0]));
     let mut results = Vec::new();
     let mut add = |op, result| results.push((op, result));
@@ -92,7 +92,7 @@ fn results_are_those_of_simple_loops() {
     assert_eq!(to, [3; 9000]);
 
     // Inserted and stripped again; a block that has changed is not copied.
-    let tags = Tags { reference: 77, application: 0, application_mask: 0 };
+    let tags = Tags { reference: 77, storage: 0, application: 0, application_mask: 0 };
     let (data, mut blocks, mut stripped) = (&from[..2048], vec![0xff; 2080], vec![0; 2048]);
     channel.dif_generate_copy(&FORMAT, 512, &mut blocks, data, &tags).unwrap();
     channel.dif_verify_copy(&FORMAT, 512, &mut stripped, &blocks, &tags).unwrap();
@@ -103,6 +103,34 @@ fn results_are_those_of_simple_loops() {
     assert_eq!(channel.dif_verify(&FORMAT, 512, &blocks, &tags), wrong);
     assert_eq!(channel.dif_verify_copy(&FORMAT, 512, &mut stripped, &blocks, &tags), wrong);
     assert_eq!(stripped, [0; 2048]);
+}
+
+#[test]
+fn protection_information_of_every_guard_is_generated_and_verified() {
+    let accel = Accel::default();
+    let channel = accel.channel(0);
+    let from: Vec<u8> = (0..2048).map(|at: u32| (at * at) as u8).collect();
+    for guard in [GuardFormat::Crc16, GuardFormat::Crc32, GuardFormat::Crc64] {
+        let protection = Protection::new(ProtectionType::Type1, false).with_guard(guard);
+        let bytes = guard.bytes() as u16;
+        let interleaved = MetadataFormat { bytes, extended: true, protection: Some(protection) };
+        let separate = MetadataFormat { extended: false, ..interleaved };
+        let tags = Tags { reference: u32::MAX.into(), ..Tags::default() };
+        let mut blocks = vec![0xff; 4 * (512 + guard.bytes())];
+        channel.dif_generate_copy(&interleaved, 512, &mut blocks, &from, &tags).unwrap();
+        assert_eq!(channel.dif_verify(&interleaved, 512, &blocks, &tags), Ok(()));
+        let moved = Tags { reference: 7, ..tags };
+        let wrong = Err(AccelFailure::Protection(block_io::Status::REFERENCE_TAG_CHECK_ERROR));
+        assert_eq!(channel.dif_verify(&interleaved, 512, &blocks, &moved), wrong, "{guard:?}");
+        let mut metadata = vec![0; 4 * guard.bytes()];
+        channel.dix_generate(&separate, 512, &from, &mut metadata, &tags).unwrap();
+        for (block, metadata) in blocks.chunks(512 + guard.bytes()).zip(metadata.chunks(guard.bytes())) {
+            assert_eq!(&block[512..], metadata, "{guard:?}");
+        }
+        metadata[0] ^= 1;
+        let wrong = Err(AccelFailure::Protection(block_io::Status::GUARD_CHECK_ERROR));
+        assert_eq!(channel.dix_verify(&separate, 512, &from, &metadata, &tags), wrong, "{guard:?}");
+    }
 }
 
 #[test]

@@ -4,7 +4,7 @@
 
 use block_io::{Payload, ProtectionFlags, Status};
 use dma::Data;
-use wire_nvme::protection::{self, MetadataFormat, Protection, ProtectionType, Tags};
+use wire_nvme::protection::{self, GuardFormat, MetadataFormat, Protection, ProtectionType, Tags};
 
 use crate::{BdevError, BdevGeometry, Request};
 
@@ -19,6 +19,8 @@ pub struct MetadataConfig {
     pub dif_type: u32,
     /// Protection information is in the first bytes of the metadata, instead of the last.
     pub dif_is_head_of_md: bool,
+    /// Guard of the protection information: 0 for 16 bits, 1 for 32 bits, 2 for 64 bits.
+    pub dif_pi_format: u32,
 }
 
 impl MetadataConfig {
@@ -38,14 +40,20 @@ impl MetadataConfig {
             3 => Some(ProtectionType::Type3),
             other => return Err(BdevError::invalid("dif_type", format!("{other} is not 0 to 3"))),
         };
-        if kind.is_some() && self.md_size == 0 {
-            let reason = "protection information needs metadata: set md_size to 8 at least";
+        let guard = u8::try_from(self.dif_pi_format).ok().and_then(GuardFormat::from_wire);
+        let Some(guard) = guard else {
+            return Err(BdevError::invalid("dif_pi_format", format!("{} is not 0 to 2", self.dif_pi_format)));
+        };
+        if kind.is_some() && (self.md_size as usize) < guard.bytes() {
+            let reason =
+                format!("protection information needs metadata: set md_size to {} at least", guard.bytes());
             return Err(BdevError::invalid("md_size", reason));
         }
+        let protection = |kind| Protection::new(kind, self.dif_is_head_of_md).with_guard(guard);
         Ok(MetadataFormat {
             bytes: self.md_size as u16,
             extended: self.md_interleave && self.md_size > 0,
-            protection: kind.map(|kind| Protection { kind, first: self.dif_is_head_of_md }),
+            protection: kind.map(protection),
         })
     }
 }
@@ -197,6 +205,6 @@ pub(super) fn stored_bytes(geometry: &BdevGeometry) -> u32 {
 fn protection_of(request: &Request) -> (ProtectionFlags, Tags) {
     match &request.payload {
         Payload::Protected(protected) => (protected.flags, protected.tags),
-        _ => (ProtectionFlags::empty(), Tags { reference: request.lba as u32, ..Tags::default() }),
+        _ => (ProtectionFlags::empty(), Tags { reference: request.lba, ..Tags::default() }),
     }
 }

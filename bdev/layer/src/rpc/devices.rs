@@ -127,10 +127,11 @@ control::parameters! {
         dif_type: u32 = 0,
         /// Protection information is in the first bytes of the metadata, instead of the last
         dif_is_head_of_md: bool = false,
+        /// Guard of the protection information: 0 has 16 bits; 1 has 32 and 2 has 64 bits, and need 16 bytes of metadata
+        dif_pi_format: u32 = 0,
     }
     only {
         numa_id: i32 = -1,
-        dif_pi_format: u32 = 0,
     }
 }
 
@@ -156,6 +157,7 @@ fn malloc_create(bdevs: &BdevModule, mut params: MallocCreate) -> Result<String,
         md_interleave: params.md_interleave,
         dif_type: params.dif_type,
         dif_is_head_of_md: params.dif_is_head_of_md,
+        dif_pi_format: params.dif_pi_format,
     };
     let device = malloc::create(&bdevs.registry, config)?;
     params.name = Some(name);
@@ -201,9 +203,10 @@ control::parameters! {
         dif_type: u32 = 0,
         /// Protection information is in the first bytes of the metadata, instead of the last
         dif_is_head_of_md: bool = false,
+        /// Guard of the protection information: 0 has 16 bits; 1 has 32 and 2 has 64 bits, and need 16 bytes of metadata
+        dif_pi_format: u32 = 0,
     }
     only {
-        dif_pi_format: u32 = 0,
         preferred_write_granularity: u32 = 0,
         preferred_write_alignment: u32 = 0,
         optimal_write_size: u32 = 0,
@@ -221,6 +224,7 @@ fn null_create(bdevs: &BdevModule, mut params: NullCreate) -> Result<String, Rpc
         md_interleave: true,
         dif_type: params.dif_type,
         dif_is_head_of_md: params.dif_is_head_of_md,
+        dif_pi_format: params.dif_pi_format,
     };
     config.uuid = params.uuid;
     config.physical_block_size = params.physical_block_size;

@@ -264,7 +264,7 @@ fn describe_metadata(format: &MetadataFormat, description: &mut Value) {
             "apptag": checks.contains(ProtectionFlags::CHECK_APPLICATION_TAG),
             "guard": checks.contains(ProtectionFlags::CHECK_GUARD),
         });
-        description["dif_pi_format"] = json!(0);
+        description["dif_pi_format"] = json!(protection.guard.to_wire());
     }
 }
 

@@ -36,7 +36,8 @@ fn errors_have_spdks_codes() {
         ("bdev_malloc_create", json!({ "name": "N", "num_blocks": 8, "block_size": 512, "x": 1 }), -32602),
         ("bdev_malloc_create", json!({ "num_blocks": 8, "block_size": 512, "md_size": 9 }), -22),
         ("bdev_malloc_create", json!({ "num_blocks": 8, "block_size": 512, "dif_type": 1 }), -22),
-        ("bdev_malloc_create", json!({ "num_blocks": 8, "block_size": 512, "dif_pi_format": 1 }), -32602),
+        ("bdev_malloc_create", json!({ "num_blocks": 8, "block_size": 512, "dif_pi_format": 3 }), -22),
+        ("bdev_malloc_create", json!({ "num_blocks": 8, "block_size": 512, "numa_id": 1 }), -32602),
         ("bdev_null_create", json!({ "name": "N", "num_blocks": 8, "block_size": 519, "md_size": 8 }), -22),
         ("bdev_malloc_create", json!({ "num_blocks": 8, "block_size": 511, "md_size": 8 }), -22),
         ("bdev_malloc_create", json!([1]), -32602),
@@ -117,12 +118,19 @@ fn metadata_and_protection_are_described_as_spdk_does() {
     let saved = json!({ "name": "S", "num_blocks": 64, "block_size": 520, "physical_block_size": 512, "md_size": 8,
         "dif_type": 1, "dif_is_head_of_md": false, "dif_pi_format": 0, "numa_id": -1 });
     ok(&plane, "bdev_malloc_create", saved);
+    for (name, dif_pi_format) in [("W32", 1), ("W64", 2)] {
+        let wide = json!({ "name": name, "num_blocks": 64, "block_size": 4096, "md_size": 16, "md_interleave": true,
+            "dif_type": 1, "dif_pi_format": dif_pi_format });
+        ok(&plane, "bdev_malloc_create", wide);
+    }
     let checks = |reftag| json!({ "reftag": reftag, "apptag": false, "guard": true });
     for (name, expected) in [
         ("M", [json!(520), json!(8), json!(true), json!(1), json!(false), checks(true), json!(0)]),
         ("N", [json!(4160), json!(64), json!(true), json!(3), json!(true), checks(false), json!(0)]),
         ("D", [json!(4104), json!(8), json!(true), json!(1), json!(false), checks(true), json!(0)]),
         ("S", [json!(520), json!(8), json!(true), json!(1), json!(false), checks(true), json!(0)]),
+        ("W32", [json!(4112), json!(16), json!(true), json!(1), json!(false), checks(true), json!(1)]),
+        ("W64", [json!(4112), json!(16), json!(true), json!(1), json!(false), checks(true), json!(2)]),
     ] {
         let described = ok(&plane, "bdev_get_bdevs", json!({ "name": name }));
         let keys = [
@@ -144,6 +152,9 @@ fn a_saved_configuration_recreates_the_same_bdevs() {
     ok(&before, "bdev_malloc_create", json!({ "num_blocks": 64, "block_size": 4096 }));
     let base = json!({ "name": "Base", "num_blocks": 64, "block_size": 512, "md_size": 0 });
     ok(&before, "bdev_null_create", base);
+    let wide = json!({ "name": "Wide", "num_blocks": 64, "block_size": 512, "md_size": 16, "dif_type": 1,
+        "dif_pi_format": 2 });
+    ok(&before, "bdev_null_create", wide);
     ok(&before, "bdev_error_create", json!({ "base_name": "Base" }));
     let delay = json!({ "name": "Slow", "base_bdev_name": "EE_Base", "avg_read_latency": 1,
         "p99_read_latency": 2, "avg_write_latency": 3, "p99_write_latency": 4 });
@@ -159,7 +170,7 @@ fn a_saved_configuration_recreates_the_same_bdevs() {
     assert_eq!(after.save(), saved);
     let bdevs = |plane: &ControlPlane| ok(plane, "bdev_get_bdevs", Value::Null);
     assert_eq!(bdevs(&after), bdevs(&before));
-    assert_eq!(saved["subsystems"][0]["config"][3]["params"]["p99_write_latency"], 9);
+    assert_eq!(saved["subsystems"][0]["config"][4]["params"]["p99_write_latency"], 9);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use block_io::Status;
+use block_io::{ProtectionFlags, Status};
 use nvme::{AdminData, AdminError, AdminOutput, AnyController};
 use reactor::Core;
 use uuid::Uuid;
@@ -11,7 +11,7 @@ use wire_nvme::Sqe;
 use wire_nvme::admin::{GetLogPage, Identify};
 use wire_nvme::identify::{
     self, Cns, IdentifyController, IdentifyNamespace, NAMESPACE_LIST_MAX, NamespaceDescriptor, NamespaceList,
-    oncs,
+    NvmNamespace, ctratt, oncs,
 };
 use wire_nvme::log::{AnaLog, AnaState, LogId};
 
@@ -137,6 +137,20 @@ impl AdminExecutor<'_> {
         Ok(scan)
     }
 
+    /// The extended LBA formats of a namespace with protection information, of a controller that has them.
+    async fn extended_formats(
+        &mut self,
+        nsid: u32,
+        controller: &IdentifyController,
+        namespace: &IdentifyNamespace,
+    ) -> Result<Option<NvmNamespace>, AdminError> {
+        if controller.ctratt & ctratt::EXTENDED_FORMATS == 0 || namespace.dps & 7 == 0 {
+            return Ok(None);
+        }
+        let data = self.identify(Cns::CommandSetNamespace, nsid).await?;
+        Ok(Some(NvmNamespace::decode(page(&data))))
+    }
+
     async fn namespace(
         &mut self,
         nsid: u32,
@@ -151,10 +165,12 @@ impl AdminExecutor<'_> {
         };
         let Ok(namespace) = IdentifyNamespace::decode(page(&data)) else { return Ok(None) };
         let format = namespace.formats.get(usize::from(namespace.format));
-        let usable = format.filter(|format| {
-            (9..=16).contains(&format.data_log2) && (format.metadata_bytes == 0 || format.metadata_bytes == 8)
-        });
-        let (Some(format), true) = (usable, namespace.nsze > 0) else { return Ok(None) };
+        let usable = format.filter(|format| (9..=16).contains(&format.data_log2) && namespace.nsze > 0);
+        let Some(format) = usable else { return Ok(None) };
+        let nvm = self.extended_formats(nsid, controller, &namespace).await?;
+        let metadata = namespace.metadata_format(nvm.as_ref()).ok();
+        let usable = metadata.filter(|format| format.bytes == 0 || format.strips(ProtectionFlags::ACTION));
+        let Some(metadata) = usable else { return Ok(None) };
         let mut identity = NamespaceIds { nguid: namespace.nguid, eui64: namespace.eui64, uuid: None };
         // Optional before NVMe 1.3.
         match self.identify(Cns::NamespaceDescriptors, nsid).await {
@@ -189,7 +205,7 @@ impl AdminExecutor<'_> {
             nsid,
             identity,
             block_size,
-            metadata: namespace.metadata_format().ok(),
+            metadata,
             transfer_max_bytes: transfer_max_bytes.max(block_size),
             alignment,
             virtual_boundary,

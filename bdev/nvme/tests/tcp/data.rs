@@ -57,8 +57,13 @@ fn a_namespace_is_a_bdev_and_long_requests_are_split() {
 fn protected_medium(md_interleave: bool) -> Registry {
     let registry = Registry::new();
     let mut config = bdev::malloc::MallocConfig::new("Malloc0", 4096, 512);
-    config.metadata =
-        bdev::MetadataConfig { md_size: 8, md_interleave, dif_type: 1, dif_is_head_of_md: false };
+    config.metadata = bdev::MetadataConfig {
+        md_size: 8,
+        md_interleave,
+        dif_type: 1,
+        dif_is_head_of_md: false,
+        dif_pi_format: 0,
+    };
     bdev::malloc::create(&registry, config).unwrap();
     registry
 }
@@ -133,14 +138,19 @@ fn only_protection_that_is_all_of_the_metadata_can_be_hidden() {
     let registry = Registry::new();
     for (name, md_size, dif_type) in [("Wide", 16, 1), ("Plain", 8, 0), ("None", 0, 0)] {
         let mut config = bdev::malloc::MallocConfig::new(name, 4096, 512);
-        config.metadata =
-            bdev::MetadataConfig { md_size, md_interleave: true, dif_type, dif_is_head_of_md: false };
+        config.metadata = bdev::MetadataConfig {
+            md_size,
+            md_interleave: true,
+            dif_type,
+            dif_is_head_of_md: false,
+            dif_pi_format: 0,
+        };
         bdev::malloc::create(&registry, config).unwrap();
     }
     let side = TargetSide::exporting(&registry, "None", &[]);
     for name in ["Wide", "Plain"] {
         let error = side.target.add_namespace(NQN, TargetSide::hidden(name)).unwrap_err().to_string();
-        assert!(error.contains("only metadata of 8 bytes"), "{name}: {error}");
+        assert!(error.contains("only metadata that is protection information"), "{name}: {error}");
     }
     side.target.remove_namespace(NQN, 1).unwrap();
     side.target.add_namespace(NQN, TargetSide::hidden("None")).unwrap();
@@ -202,8 +212,13 @@ fn data_of_several_slices_is_sent_and_received_in_place() {
 #[test]
 fn protection_information_is_generated_checked_and_stripped_by_the_target() {
     let medium = Registry::new();
-    let metadata =
-        bdev::MetadataConfig { md_size: 8, md_interleave: true, dif_type: 1, dif_is_head_of_md: false };
+    let metadata = bdev::MetadataConfig {
+        md_size: 8,
+        md_interleave: true,
+        dif_type: 1,
+        dif_is_head_of_md: false,
+        dif_pi_format: 0,
+    };
     let config =
         bdev::malloc::MallocConfig { metadata, ..bdev::malloc::MallocConfig::new("Malloc0", 4096, 512) };
     bdev::malloc::create(&medium, config).unwrap();
@@ -262,8 +277,13 @@ fn protection_information_is_generated_checked_and_stripped_by_the_target() {
 #[test]
 fn a_null_device_gives_valid_protection_information_and_checks_what_is_written() {
     let medium = Registry::new();
-    let metadata =
-        bdev::MetadataConfig { md_size: 8, md_interleave: true, dif_type: 1, dif_is_head_of_md: false };
+    let metadata = bdev::MetadataConfig {
+        md_size: 8,
+        md_interleave: true,
+        dif_type: 1,
+        dif_is_head_of_md: false,
+        dif_pi_format: 0,
+    };
     let config = bdev::null::NullConfig { metadata, ..bdev::null::NullConfig::new("Null0", 4096, 512) };
     bdev::null::create(&medium, config).unwrap();
     let side = TargetSide::exporting(&medium, "Null0", &["0".into()]);

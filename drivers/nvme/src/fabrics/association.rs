@@ -17,11 +17,15 @@ use reactor::{Core, Period, PollResult, Poller};
 use wire_nvme::admin::{Identify, SetFeatures};
 use wire_nvme::aer::AsyncEvent;
 use wire_nvme::fabrics::{CNTLID_DYNAMIC, ConnectResponse, Nqn, PropertyGet, PropertySet};
-use wire_nvme::feature::{AsyncEventConfiguration, FeatureId, NumberOfQueues};
+use wire_nvme::feature::{
+    AsyncEventConfiguration, FeatureId, HOST_BEHAVIOR_SIZE, HostBehavior, NumberOfQueues,
+};
 use wire_nvme::identify::{
-    self, Cns, ControllerType, IdentifyController, IdentifyNamespace, NamespaceDescriptor,
+    self, Cns, ControllerType, IdentifyController, IdentifyNamespace, NamespaceDescriptor, NvmNamespace,
+    ctratt,
 };
 use wire_nvme::opcode::AdminOpcode;
+use wire_nvme::protection::MetadataFormat;
 use wire_nvme::registers::{ControllerCapabilities, ControllerConfiguration, ControllerStatus, offset};
 use wire_nvme::{Cqe, Sqe};
 
@@ -204,6 +208,9 @@ impl<Q: FabricsQueue> Association<Q> {
         self.handle.oncs = self.identity.oncs;
         self.handle.capsule_bytes =
             self.identity.io_command_capsule_bytes.saturating_sub(wire_nvme::sqe::SIZE as u32);
+        if self.identity.ctratt & ctratt::EXTENDED_FORMATS != 0 {
+            self.enable_extended_formats().await?;
+        }
         if self.identity.cntrltype != ControllerType::Discovery && io_queues > 0 {
             let count = u32::from(io_queues);
             let wanted = NumberOfQueues { submission: count, completion: count };
@@ -235,6 +242,33 @@ impl<Q: FabricsQueue> Association<Q> {
         let data = self.identify(Cns::Namespace, nsid, "Identify Namespace").await?;
         IdentifyNamespace::decode(&data)
             .map_err(|error| NvmeOpenError::InvalidResponse("Identify Namespace", error))
+    }
+
+    /// Tells the controller that the host knows extended LBA formats.
+    async fn enable_extended_formats(&mut self) -> Result<(), NvmeOpenError> {
+        let mut data = [0; HOST_BEHAVIOR_SIZE];
+        HostBehavior { extended_formats: true, ..HostBehavior::default() }.encode(&mut data);
+        let fid = FeatureId::HostBehavior.to_wire();
+        let set = SetFeatures { fid, save: false, cdw11: 0, uuid_index: 0 };
+        match self.admin(set.to_sqe(0), AdminData::Out(data.to_vec())).await {
+            // Namespaces with other formats can be used all the same.
+            Ok(_) | Err(AdminError::Status(_)) => Ok(()),
+            Err(error) => Err(error.while_opening("Set Features (Host Behavior Support)")),
+        }
+    }
+
+    /// The format of the metadata of a namespace with this Identify Namespace data.
+    pub(super) async fn metadata_format(
+        &mut self,
+        nsid: u32,
+        identify: &IdentifyNamespace,
+    ) -> Result<MetadataFormat, NvmeOpenError> {
+        let nvm = match self.identity.ctratt & ctratt::EXTENDED_FORMATS != 0 && identify.dps & 7 != 0 {
+            true => Some(self.identify(Cns::CommandSetNamespace, nsid, "Identify Namespace (NVM)").await?),
+            false => None,
+        };
+        let nvm = nvm.map(|nvm| NvmNamespace::decode(&nvm));
+        identify.metadata_format(nvm.as_ref()).map_err(|why| NvmeOpenError::UnsupportedFormat(nsid, why))
     }
 
     /// The UUID of a namespace; `None` if it has none.

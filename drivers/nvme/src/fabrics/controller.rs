@@ -8,6 +8,7 @@ use wire_nvme::Sqe;
 use wire_nvme::aer::AsyncEvent;
 use wire_nvme::feature::AsyncEventConfiguration;
 use wire_nvme::identify::{IdentifyController, IdentifyNamespace};
+use wire_nvme::protection::MetadataFormat;
 
 use super::association::{Association, AssociationHandle};
 use super::io_queue::FabricsIoQueue;
@@ -65,9 +66,10 @@ impl<Q: FabricsQueue> IoQueues for AssociationQueues<Q> {
         core: &'a Core,
         nsid: u32,
         identify: &'a IdentifyNamespace,
+        metadata: &'a MetadataFormat,
     ) -> Opening<'a, Box<dyn IoQueue>> {
         Box::pin(async move {
-            let queue = FabricsIoQueue::<Q>::open_over(core, &self.0, nsid, identify).await?;
+            let queue = FabricsIoQueue::<Q>::open_over(core, &self.0, nsid, identify, metadata).await?;
             Ok(Box::new(queue) as Box<dyn IoQueue>)
         })
     }

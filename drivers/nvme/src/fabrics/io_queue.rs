@@ -9,6 +9,7 @@ use reactor::Core;
 use wire_nvme::Sqe;
 use wire_nvme::fabrics::ConnectResponse;
 use wire_nvme::identify::IdentifyNamespace;
+use wire_nvme::protection::MetadataFormat;
 
 use super::association::{AssociationHandle, FreeQids};
 use super::authentication::{AuthQueue, authenticate};
@@ -198,14 +199,16 @@ impl<R> AssociationHandle<R> {
 }
 
 impl<Q: FabricsQueue> FabricsIoQueue<Q> {
-    /// Connects an I/O queue for namespace `nsid`, whose Identify Namespace data is `identify`.
+    /// Connects an I/O queue for namespace `nsid`, whose Identify Namespace data is `identify`, and which has
+    /// metadata of this format.
     pub async fn open_over(
         core: &Core,
         association: &AssociationHandle<Q::Remote>,
         nsid: u32,
         identify: &IdentifyNamespace,
+        metadata: &MetadataFormat,
     ) -> Result<FabricsIoQueue<Q>, NvmeOpenError> {
-        let info = FabricsNamespaceInfo::new(nsid, identify, association.mdts, association.oncs)?;
+        let info = FabricsNamespaceInfo::new(nsid, identify, metadata, association.mdts, association.oncs)?;
         let connection = ConnectedQueue::open(core, association).await?;
         let quiesced_ns = association.quiesced_ns.clone();
         let stats = QueueStats::default();

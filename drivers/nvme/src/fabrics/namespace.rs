@@ -42,7 +42,8 @@ impl<Q: FabricsQueue> FabricsNamespace<Q> {
         let nsid = uri.nsid();
         let mut association = Association::open_over(core, uri, options, 1).await?;
         let identify = association.identify_namespace(nsid).await?;
-        let io = FabricsIoQueue::open_over(core, association.handle(), nsid, &identify).await?;
+        let metadata = association.metadata_format(nsid, &identify).await?;
+        let io = FabricsIoQueue::open_over(core, association.handle(), nsid, &identify, &metadata).await?;
         Ok(FabricsNamespace { nsid, nguid: identify.nguid, eui64: identify.eui64, io, association })
     }
 

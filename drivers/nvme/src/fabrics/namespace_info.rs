@@ -6,8 +6,10 @@ use wire_nvme::Sqe;
 use wire_nvme::identify::{self, IdentifyNamespace};
 use wire_nvme::io::{
     DSM_RANGE_SIZE, DatasetManagement, DsmRange, Prinfo, ReadWrite, WriteUncorrectable, WriteZeroes,
+    set_block_tags,
 };
 use wire_nvme::opcode::NvmOpcode;
+use wire_nvme::protection::{MetadataFormat, Protection};
 
 use super::queue::CommandData;
 use crate::error::NvmeOpenError;
@@ -21,7 +23,8 @@ pub(super) struct FabricsNamespaceInfo {
     pub(super) blocks: u64,
     pub(super) block_size: u32,
     pub(super) transfer_max_bytes: u32,
-    /// Of reads and writes.
+    /// Of reads and writes of a namespace whose protection information the controller inserts, checks and strips.
+    protection: Option<Protection>,
     prinfo: Prinfo,
     pub(super) write_zeroes: bool,
     pub(super) write_uncorrectable: bool,
@@ -32,6 +35,7 @@ impl FabricsNamespaceInfo {
     pub(super) fn new(
         nsid: u32,
         namespace: &IdentifyNamespace,
+        metadata: &MetadataFormat,
         mdts: u8,
         oncs: u16,
     ) -> Result<FabricsNamespaceInfo, NvmeOpenError> {
@@ -44,10 +48,8 @@ impl FabricsNamespaceInfo {
                 "its format index is not in its list of formats",
             ));
         };
-        let metadata =
-            namespace.metadata_format().map_err(|why| NvmeOpenError::UnsupportedFormat(nsid, why))?;
         let prinfo =
-            inserted_protection(&metadata).ok_or(NvmeOpenError::UnsupportedFormat(nsid, "metadata"))?;
+            inserted_protection(metadata).ok_or(NvmeOpenError::UnsupportedFormat(nsid, "metadata"))?;
         if !(9..=16).contains(&format.data_log2) {
             return Err(NvmeOpenError::UnsupportedFormat(nsid, "blocks under 512 bytes or over 64 KiB"));
         }
@@ -60,6 +62,7 @@ impl FabricsNamespaceInfo {
             blocks: namespace.nsze,
             block_size: 1 << format.data_log2,
             transfer_max_bytes,
+            protection: metadata.protection.filter(|_| !prinfo.is_empty()),
             prinfo,
             write_zeroes: oncs & identify::oncs::WRITE_ZEROES != 0,
             write_uncorrectable: oncs & identify::oncs::WRITE_UNCORRECTABLE != 0,
@@ -92,9 +95,7 @@ impl FabricsNamespaceInfo {
                 return Err(Status::INVALID_FIELD.do_not_retry());
             }
         }
-        let reference_tag = if self.prinfo.contains(Prinfo::CHECK_REFERENCE_TAG) { lba as u32 } else { 0 };
-        let read_write =
-            ReadWrite { lba, blocks, fua, prinfo: self.prinfo, reference_tag, ..ReadWrite::default() };
+        let read_write = ReadWrite { lba, blocks, fua, prinfo: self.prinfo, ..ReadWrite::default() };
         let (mut sqe, data, inline_data) = match request.op {
             Op::Read => (read_write.to_sqe(NvmOpcode::Read), CommandData::In(bytes as u32), None),
             Op::Write => (read_write.to_sqe(NvmOpcode::Write), CommandData::Out(bytes as u32), None),
@@ -127,6 +128,12 @@ impl FabricsNamespaceInfo {
             _ => return Err(Status::INVALID_OPCODE.do_not_retry()),
         };
         sqe.nsid = nsid;
+        if let Some(protection) = &self.protection
+            && matches!(request.op, Op::Read | Op::Write)
+            && self.prinfo.contains(Prinfo::CHECK_REFERENCE_TAG)
+        {
+            set_block_tags(&mut sqe, protection, 0, lba);
+        }
         Ok((sqe, data, inline_data))
     }
 }
@@ -135,12 +142,15 @@ impl FabricsNamespaceInfo {
 mod tests {
     use super::*;
     use block_io::Tag;
+    use wire_nvme::identify::{ExtendedLbaFormat, LbaFormat, NvmNamespace};
+    use wire_nvme::protection::GuardFormat;
 
     fn status(supported: bool, op: Op, blocks: u32) -> Option<Status> {
         let info = FabricsNamespaceInfo {
             blocks: 1 << 20,
             block_size: 512,
             transfer_max_bytes: 1 << 20,
+            protection: None,
             prinfo: Prinfo::empty(),
             write_zeroes: supported,
             write_uncorrectable: supported,
@@ -169,6 +179,35 @@ mod tests {
         for (op, blocks, supported, unsupported) in table {
             assert_eq!(status(true, op, blocks), supported, "{op:?} of {blocks} blocks, supported");
             assert_eq!(status(false, op, blocks), unsupported, "{op:?} of {blocks} blocks, unsupported");
+        }
+    }
+
+    #[test]
+    fn reference_tags_are_as_wide_as_the_format_of_the_namespace() {
+        const LBA: u64 = 0x0012_3456_789a_bcde;
+        for (guard, dwords) in [
+            (GuardFormat::Crc16, [0, 0, 0x789a_bcde]),
+            (GuardFormat::Crc32, [0, 0x0012_3456, 0x789a_bcde]),
+            (GuardFormat::Crc64, [0, 0x3456, 0x789a_bcde]),
+        ] {
+            let format = LbaFormat { metadata_bytes: guard.bytes() as u16, data_log2: 9, performance: 0 };
+            let identify = IdentifyNamespace {
+                nsze: u64::MAX >> 9,
+                formats: vec![format],
+                extended_lba: true,
+                dps: 1,
+                ..IdentifyNamespace::default()
+            };
+            let mut nvm = NvmNamespace::default();
+            let storage_tag_bits = guard.storage_tag_bits().0;
+            nvm.extended_formats[0] = ExtendedLbaFormat { pif: guard.to_wire(), storage_tag_bits };
+            let metadata = identify.metadata_format(Some(&nvm)).unwrap();
+            let info = FabricsNamespaceInfo::new(1, &identify, &metadata, 0, 0).unwrap();
+            let arena = dma::Arena::new(dma::ArenaConfig { limit_bytes: 4 << 20, ..Default::default() });
+            let mut buffer = dma::Pool::new(&arena).take(512).unwrap();
+            buffer.clear();
+            let (sqe, _, _) = info.to_command(1, &Request::write(Tag(0), LBA, 1, buffer)).unwrap();
+            assert_eq!([sqe.cdw2, sqe.cdw3, sqe.cdw14], dwords, "{guard:?}");
         }
     }
 }

@@ -7,9 +7,10 @@ use dma::DeviceBuffer;
 use reactor::{Core, Period};
 use wire_nvme::admin::{Identify, SetFeatures};
 use wire_nvme::doorbell::{DOORBELLS_OFFSET, DoorbellBuffer};
-use wire_nvme::feature::{FeatureId, NumberOfQueues};
+use wire_nvme::feature::{FeatureId, HOST_BEHAVIOR_SIZE, HostBehavior, NumberOfQueues};
 use wire_nvme::identify::{
-    self, Cns, Csi, IdentifyController, IdentifyNamespace, NamespaceDescriptor, NvmController, oacs,
+    self, Cns, Csi, IdentifyController, IdentifyNamespace, NamespaceDescriptor, NvmController, NvmNamespace,
+    ctratt, oacs,
 };
 use wire_nvme::registers::{
     Arbitration, CommandSets, ControllerCapabilities, ControllerConfiguration, NvmeVersion,
@@ -84,6 +85,7 @@ impl ControllerOwner {
             return Err(NvmeOpenError::Unsupported("it needs queue entries larger than 64 and 16 bytes"));
         }
         let limits = self.nvm_limits(version).await?;
+        self.enable_extended_formats(&identity).await?;
         let queues = self.request_queues().await?;
         let with_doorbell = (room / (2 * stride)).saturating_sub(1);
         let queues_max = u64::from(queues).min(with_doorbell).min(u64::from(u16::MAX - 1)) as u16;
@@ -233,6 +235,35 @@ impl ControllerOwner {
         }
     }
 
+    /// Tells a controller that has extended LBA formats that the host knows them.
+    pub(super) async fn enable_extended_formats(
+        &self,
+        identity: &IdentifyController,
+    ) -> Result<(), NvmeOpenError> {
+        if identity.ctratt & ctratt::EXTENDED_FORMATS == 0 {
+            return Ok(());
+        }
+        let mut data = [0; HOST_BEHAVIOR_SIZE];
+        HostBehavior { extended_formats: true, ..HostBehavior::default() }.encode(&mut data);
+        let fid = FeatureId::HostBehavior.to_wire();
+        let set = SetFeatures { fid, save: false, cdw11: 0, uuid_index: 0 };
+        let sqe = Sqe { flags: 0, ..set.to_sqe(0) };
+        match self.execute_with(sqe, AdminData::Out(data.to_vec())).await {
+            // Namespaces with other formats can be used all the same.
+            Ok(_) | Err(AdminError::Status(_)) => Ok(()),
+            Err(error) => Err(error.while_opening("Set Features (Host Behavior Support)")),
+        }
+    }
+
+    /// The extended formats of a namespace (CNS 05h), of a controller that has them.
+    async fn nvm_namespace(&self, nsid: u32) -> Result<Option<NvmNamespace>, AdminError> {
+        if self.shared.params().identity.ctratt & ctratt::EXTENDED_FORMATS == 0 {
+            return Ok(None);
+        }
+        let data = self.identify(Cns::CommandSetNamespace.to_wire(), nsid, Csi::Nvm.to_wire()).await?;
+        Ok(Some(NvmNamespace::decode(identify_page(&data))))
+    }
+
     /// Sets the Number of Queues feature; returns the number of I/O queue pairs granted.
     pub(super) async fn request_queues(&self) -> Result<u32, NvmeOpenError> {
         const WHAT: &str = "Set Features (Number of Queues)";
@@ -295,8 +326,13 @@ impl ControllerOwner {
                 }
             }
         }
+        let nvm = match decoded.dps & 7 != 0 && command_set == Csi::Nvm {
+            true => self.nvm_namespace(nsid).await?,
+            false => None,
+        };
         let page_min = params.capabilities.page_min_log2;
-        let info = NamespaceInfo::new(nsid, command_set, decoded, &params.identity, &params.limits, page_min);
+        let both = (decoded, nvm.as_ref());
+        let info = NamespaceInfo::new(nsid, command_set, both, &params.identity, &params.limits, page_min);
         match info {
             Ok(info) => Ok(self.shared.set_namespace(nsid, Some(NamespaceInfo { uuid, ..info }))),
             Err(why) => {

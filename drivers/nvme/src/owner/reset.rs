@@ -93,6 +93,8 @@ impl ControllerOwner {
         // A function reset clears bus mastering.
         self.shared.device().enable_dma().map_err(|_| ControllerFailure::ResetFailed)?;
         self.enable(&params.capabilities).await?;
+        let enabled = self.enable_extended_formats(&params.identity).await;
+        enabled.map_err(|_| ControllerFailure::ResetFailed)?;
         let granted = self.request_queues().await.map_err(|_| ControllerFailure::ResetFailed)?;
         if granted < u32::from(params.queues_max) {
             return Err(ControllerFailure::CapabilitiesChanged);

@@ -3,8 +3,8 @@
 use block_io::Status;
 use wire_nvme::admin::{GetFeatures, SetFeatures};
 use wire_nvme::feature::{
-    AsyncEventConfiguration, FeatureCapabilities, FeatureId, HOST_BEHAVIOR_SIZE, NumberOfQueues, Select,
-    TemperatureThreshold,
+    AsyncEventConfiguration, FeatureCapabilities, FeatureId, HOST_BEHAVIOR_SIZE, HostBehavior,
+    NumberOfQueues, Select, TemperatureThreshold,
 };
 use wire_nvme::{NSID_ALL, Sqe};
 
@@ -23,8 +23,8 @@ pub(super) struct Features {
     async_events: AsyncEventConfiguration,
     kato_ms: u32,
     queues: NumberOfQueues,
-    // Advanced Command Retry Enable: the host honours retry delays. The controller requests none.
-    command_retry: bool,
+    // The controller requests no retry delays.
+    host_behavior: HostBehavior,
     interrupt_coalescing: u32,
 }
 
@@ -82,7 +82,7 @@ impl Features {
                 submission: limits.io_queues_max.into(),
                 completion: limits.io_queues_max.into(),
             },
-            command_retry: false,
+            host_behavior: HostBehavior::default(),
             interrupt_coalescing: 0,
         }
     }
@@ -104,11 +104,11 @@ impl Features {
         self.kato_ms
     }
 
-    /// Host Behavior Support data (Base 2.0, section 5.27.1). Only the first byte, ACRE, is defined.
+    /// Host Behavior Support data (Base 2.0, section 5.27.1).
     fn host_behavior(&self) -> Vec<u8> {
-        let mut data = vec![0; HOST_BEHAVIOR_SIZE];
-        data[0] = self.command_retry.into();
-        data
+        let mut data = [0; HOST_BEHAVIOR_SIZE];
+        self.host_behavior.encode(&mut data);
+        data.to_vec()
     }
 
     /// The value for dword 0 of the completion. `cdw11` selects the threshold or the interrupt vector.
@@ -279,10 +279,9 @@ impl Controller {
             FeatureId::HostBehavior => {
                 let data = data.first_chunk::<HOST_BEHAVIOR_SIZE>();
                 let data = data.ok_or(Status::DATA_SGL_LENGTH_INVALID.do_not_retry())?;
-                if data[0] > 1 {
-                    return Err(INVALID_FIELD);
-                }
-                self.features.command_retry = data[0] == 1;
+                let behavior = HostBehavior::decode(data).map_err(|_| INVALID_FIELD)?;
+                self.features.host_behavior = behavior;
+                self.association().set_extended_formats(behavior.extended_formats);
             }
             FeatureId::ReservationMask => return self.set_reservation_mask(sqe.nsid, value),
             FeatureId::ReservationPersistence => return self.set_reservation_persistence(sqe, value),

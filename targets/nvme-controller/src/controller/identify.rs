@@ -4,9 +4,9 @@ use block_io::Status;
 use wire_nvme::admin;
 use wire_nvme::identify::{
     CONTROLLER_LIST_MAX, Cns, CommandSetVectors, ControllerList, ControllerType, Csi, DiscoveryType,
-    IdentifyController, IdentifyNamespace, LbaFormat, NAMESPACE_LIST_MAX, NamespaceDescriptor,
-    NamespaceIndependent, NamespaceList, NvmController, NvmNamespace, SIZE, anacap, ascii, cmic, ctratt,
-    dlfeat, fuses, lpa, oacs, oaes, ocfs, oncs, sgls, vwc,
+    ExtendedLbaFormat, IdentifyController, IdentifyNamespace, LbaFormat, NAMESPACE_LIST_MAX,
+    NamespaceDescriptor, NamespaceIndependent, NamespaceList, NvmController, NvmNamespace, SIZE, anacap,
+    ascii, cmic, ctratt, dlfeat, fuses, lpa, oacs, oaes, ocfs, oncs, sgls, vwc,
 };
 use wire_nvme::opcode::AdminOpcode;
 use wire_nvme::{NSID_ALL, Sqe, cqe, sqe};
@@ -70,8 +70,8 @@ impl Controller {
             }
             (Cns::CommandSetNamespace | Cns::CommandSetAllocatedNamespace, _) => {
                 check_command_set(command.csi)?;
-                if self.active_namespace(sqe.nsid)?.is_some() {
-                    NvmNamespace::default().encode(&mut page);
+                if let Some(namespace) = self.active_namespace(sqe.nsid)? {
+                    nvm_namespace(namespace).encode(&mut page);
                 }
             }
             (Cns::CommandSetController, _) => {
@@ -165,6 +165,7 @@ impl Controller {
             |namespace: &SubsystemNamespace| u128::from(namespace.blocks) * u128::from(namespace.block_size);
         let mut identify = IdentifyController {
             cmic: cmic::MULTIPLE_PORTS | cmic::MULTIPLE_CONTROLLERS,
+            ctratt: common.ctratt | ctratt::EXTENDED_FORMATS,
             oaes: oaes::NAMESPACE,
             cntrltype: ControllerType::Io,
             lpa: common.lpa | lpa::COMMAND_EFFECTS,
@@ -288,6 +289,19 @@ impl Controller {
     fn ana_group(&self, namespace: &SubsystemNamespace) -> u32 {
         if self.view.ana_reporting { namespace.anagrpid } else { 0 }
     }
+}
+
+/// The extended format of a namespace's only LBA format.
+fn nvm_namespace(namespace: &SubsystemNamespace) -> NvmNamespace {
+    let mut nvm = NvmNamespace::default();
+    if let Some(protection) = namespace.metadata.protection {
+        nvm.lbstm = protection.storage_mask();
+        nvm.extended_formats[0] = ExtendedLbaFormat {
+            pif: protection.guard.to_wire(),
+            storage_tag_bits: protection.storage_tag_bits,
+        };
+    }
+    nvm
 }
 
 fn check_command_set(csi: u8) -> Result<(), Status> {

@@ -132,7 +132,7 @@ impl CopyOperation {
     /// # Errors
     /// The status to complete the command with.
     pub(crate) fn check_access(&self, table: &NamespaceTable) -> Result<(), Status> {
-        let (_, entry) = table.find(self.plan.namespace + 1)?;
+        let (_, entry) = table.find(u32::from(self.plan.namespace) + 1)?;
         if entry.backend != self.backend {
             return Err(Status::INVALID_NAMESPACE_OR_FORMAT.do_not_retry());
         }

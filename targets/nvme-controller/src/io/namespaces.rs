@@ -121,6 +121,7 @@ impl NamespaceTable {
         requester: Option<Requester>,
     ) -> NamespaceTable {
         let last = subsystem.namespaces.last().map_or(0, |namespace| namespace.nsid);
+        assert!(last <= u16::MAX.into(), "namespace {last} has no index in plans");
         let mut entries = vec![NamespaceEntry::none(); last as usize];
         let mut reservations = vec![None; last as usize];
         let mut replaced = BTreeMap::new();
@@ -136,6 +137,8 @@ impl NamespaceTable {
                 AnaState::PersistentLoss => Status::ANA_PERSISTENT_LOSS,
                 AnaState::Change => Status::ANA_TRANSITION,
             };
+            let storage_tag_bits = namespace.metadata.protection.map_or(0, |it| it.storage_tag_bits);
+            assert!(storage_tag_bits <= 16, "a storage tag of {storage_tag_bits} bits has no space in plans");
             let is_plain =
                 ana.is_success() && namespace.metadata.bytes == 0 && namespace.hidden_protection.is_empty();
             let identity = namespace.identity();
@@ -264,18 +267,32 @@ impl NamespaceTable {
 
     /// The namespace with this identifier, if it accepts commands and has no metadata.
     #[inline]
-    pub(super) fn find_plain(&self, nsid: u32) -> Option<(u32, &NamespaceEntry)> {
+    pub(super) fn find_plain(&self, nsid: u32) -> Option<(u16, &NamespaceEntry)> {
         // Identifier 0 wraps to an index beyond the end.
         let index = nsid.wrapping_sub(1);
-        self.entries.get(index as usize).filter(|entry| entry.is_plain).map(|entry| (index, entry))
+        self.entries.get(index as usize).filter(|entry| entry.is_plain).map(|entry| (index as u16, entry))
     }
 
-    pub(super) fn find(&self, nsid: u32) -> Result<(u32, &NamespaceEntry), Status> {
+    pub(super) fn find(&self, nsid: u32) -> Result<(u16, &NamespaceEntry), Status> {
         let index = nsid.wrapping_sub(1);
+        let invalid = Err(Status::INVALID_NAMESPACE_OR_FORMAT.do_not_retry());
         match self.entries.get(index as usize) {
-            Some(entry) if entry.exists && entry.ana.is_success() => Ok((index, entry)),
-            Some(entry) if entry.exists => Err(entry.ana),
-            _ => Err(Status::INVALID_NAMESPACE_OR_FORMAT.do_not_retry()),
+            Some(entry) if entry.exists && !entry.ana.is_success() => Err(entry.ana),
+            Some(entry) if entry.exists && entry.metadata.protection.is_some_and(|it| it.is_extended()) => {
+                if self.host_knows_extended_formats() {
+                    Ok((index as u16, entry))
+                } else {
+                    invalid
+                }
+            }
+            Some(entry) if entry.exists => Ok((index as u16, entry)),
+            _ => invalid,
         }
+    }
+
+    /// Whether the host has said that it knows extended formats of protection information: others would take it for
+    /// that with a 16-bit guard.
+    fn host_knows_extended_formats(&self) -> bool {
+        self.requester.as_ref().is_none_or(|requester| requester.association.knows_extended_formats())
     }
 }

@@ -5,7 +5,7 @@ use wire_nvme::io::{
     COPY_RANGE_SIZE, CopyCommand, CopyRange, Prinfo, ReadWrite, WriteUncorrectable, WriteZeroes,
 };
 use wire_nvme::log::AnaState;
-use wire_nvme::protection::{MetadataFormat, Protection, ProtectionType};
+use wire_nvme::protection::{GuardFormat, MetadataFormat, Protection, ProtectionType};
 
 use super::*;
 use crate::harness::subsystem;
@@ -442,7 +442,7 @@ proptest! {
 /// A table with one namespace of 64 blocks of 512 bytes and 8 or 16 bytes of interleaved metadata.
 fn protected_table(bytes: u16, kind: Option<ProtectionType>) -> NamespaceTable {
     let mut subsystem = subsystem();
-    let protection = kind.map(|kind| Protection { kind, first: false });
+    let protection = kind.map(|kind| Protection::new(kind, false));
     subsystem.namespaces = vec![SubsystemNamespace {
         metadata: MetadataFormat { bytes, extended: true, protection },
         can_write_zeroes: true,
@@ -539,4 +539,47 @@ fn commands_of_namespaces_with_metadata_transfer_it_unless_it_is_stripped() {
     let zeroes = Sqe { nsid: 1, ..zeroes.to_sqe() };
     assert_eq!(plan(&zeroes, &protected_table(8, type1)).map(|plan| plan.op), Ok(IoOp::WriteZeroes));
     assert_eq!(plan(&zeroes, &protected_table(8, None)), Err(invalid));
+}
+
+#[test]
+fn commands_of_extended_formats_have_wider_tags() {
+    let (action, reference) = (Prinfo::ACTION, Prinfo::CHECK_REFERENCE_TAG);
+    let invalid = DNR(Status::INVALID_PROTECTION_INFORMATION);
+    // An LBA beyond 32 bits.
+    const LBA: u64 = 5 << 32 | 7;
+    for (guard, first_wrong) in
+        [(GuardFormat::Crc64, 7), (GuardFormat::Crc32, 7), (GuardFormat::Crc16, LBA ^ 1)]
+    {
+        let protection = Protection::new(ProtectionType::Type1, false).with_guard(guard);
+        let bytes = guard.bytes() as u16;
+        let mut subsystem = subsystem();
+        subsystem.namespaces = vec![SubsystemNamespace {
+            metadata: MetadataFormat { bytes, extended: true, protection: Some(protection) },
+            ..SubsystemNamespace::new(1, 1 << 40)
+        }];
+        let table = NamespaceTable::new(&subsystem, 1, &ControllerLimits::default());
+        let planned = |prinfo, reference_tag, storage_tag_check| {
+            let command =
+                ReadWrite { lba: LBA, blocks: 2, prinfo, storage_tag_check, ..ReadWrite::default() };
+            let length = 2 * table.entries[0].block_bytes(prinfo);
+            let data = DataPointer::transport(length);
+            let mut sqe = Sqe { nsid: 1, data, ..command.to_sqe(NvmOpcode::Read) };
+            wire_nvme::io::set_block_tags(&mut sqe, &protection, 0xbeef, reference_tag);
+            plan(&sqe, &table)
+        };
+        assert_eq!(planned(action | reference, LBA, false).map(|plan| plan.op), Ok(IoOp::ProtectedRead));
+        assert_eq!(planned(action | reference, first_wrong, false), Err(invalid), "{guard:?}");
+        let checked = planned(reference, LBA, true);
+        match guard {
+            GuardFormat::Crc32 => {
+                let plan = checked.unwrap();
+                assert_eq!(plan.protection, reference | Prinfo::CHECK_STORAGE_TAG);
+                assert_eq!(plan.storage_tag, 0xbeef);
+                let only = planned(Prinfo::empty(), LBA, true).unwrap();
+                assert_eq!((only.op, only.protection), (IoOp::ProtectedRead, Prinfo::CHECK_STORAGE_TAG));
+            }
+            // There is no storage tag to check.
+            _ => assert_eq!(checked, Err(invalid), "{guard:?}"),
+        }
+    }
 }

@@ -33,6 +33,8 @@ pub mod ctratt {
     pub const HOST_ID_128: u32 = 1 << 0;
     /// Traffic based keep alive.
     pub const TRAFFIC_KEEP_ALIVE: u32 = 1 << 6;
+    /// Extended LBA formats (ELBAS): protection information with guards of 32 and 64 bits, and storage tags.
+    pub const EXTENDED_FORMATS: u32 = 1 << 15;
 }
 
 /// Bits of OACS: optional admin commands.

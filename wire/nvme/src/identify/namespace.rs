@@ -3,7 +3,7 @@
 use super::SIZE;
 use crate::DecodeError;
 use crate::le::{array_at, put, put16, put32, put64, u16_at, u32_at, u64_at, u128_at};
-use crate::protection::{self, MetadataFormat, Protection, ProtectionType};
+use crate::protection::{GuardFormat, InvalidFormat, MetadataFormat, Protection, ProtectionType};
 
 /// Bits of NSFEAT.
 pub mod nsfeat {
@@ -170,25 +170,35 @@ impl Default for IdentifyNamespace {
 }
 
 impl IdentifyNamespace {
-    /// Metadata and protection of the format in use.
+    /// Metadata and protection of the format in use. `nvm` is what the command set's own structure (CNS 05h) says, of a
+    /// controller with [`ctratt::EXTENDED_FORMATS`](super::ctratt::EXTENDED_FORMATS).
     ///
     /// # Errors
     /// Why the fields contradict each other.
-    pub fn metadata_format(&self) -> Result<MetadataFormat, &'static str> {
+    pub fn metadata_format(&self, nvm: Option<&NvmNamespace>) -> Result<MetadataFormat, &'static str> {
         let format = self.formats.get(usize::from(self.format));
         let format = format.ok_or("its format index is not in its list of formats")?;
         let kind = match self.dps & 7 {
             0 => None,
             kind => Some(ProtectionType::from_wire(kind).ok_or("a reserved type of protection information")?),
         };
-        if kind.is_some() && usize::from(format.metadata_bytes) < protection::SIZE {
-            return Err("protection information without room for it in the metadata");
-        }
-        Ok(MetadataFormat {
+        let extended = nvm.map(|nvm| nvm.extended_formats[usize::from(self.format)]).unwrap_or_default();
+        let guard =
+            || GuardFormat::from_wire(extended.pif).ok_or("a reserved format of protection information");
+        let protection = |kind| -> Result<Protection, &'static str> {
+            let storage_tag_bits = extended.storage_tag_bits;
+            Ok(Protection { kind, first: self.dps & 8 != 0, guard: guard()?, storage_tag_bits })
+        };
+        let metadata = MetadataFormat {
             bytes: format.metadata_bytes,
             extended: self.extended_lba && format.metadata_bytes > 0,
-            protection: kind.map(|kind| Protection { kind, first: self.dps & 8 != 0 }),
-        })
+            protection: kind.map(protection).transpose()?,
+        };
+        metadata.validate().map_err(|invalid| match invalid {
+            InvalidFormat::Metadata { .. } => "protection information without room for it in the metadata",
+            InvalidFormat::StorageTag { .. } => "a storage tag that is too short or too long for its guard",
+        })?;
+        Ok(metadata)
     }
 
     /// Decodes the structure.
@@ -314,31 +324,50 @@ pub(super) fn zero_based_blocks(blocks: u32) -> u16 {
     (blocks - 1) as u16
 }
 
+/// An extended LBA format: the protection information that an LBA format has if it is enabled (NVM 1.0, section 4.1.5.3).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ExtendedLbaFormat {
+    /// Protection information format (PIF): see [`GuardFormat::from_wire`].
+    pub pif: u8,
+    /// Bits of the storage tag (STS).
+    pub storage_tag_bits: u8,
+}
+
+impl ExtendedLbaFormat {
+    fn decode(value: u32) -> ExtendedLbaFormat {
+        ExtendedLbaFormat { pif: (value >> 7 & 3) as u8, storage_tag_bits: value as u8 & 0x7f }
+    }
+
+    fn encode(self) -> u32 {
+        u32::from(self.storage_tag_bits & 0x7f) | u32::from(self.pif & 3) << 7
+    }
+}
+
 /// Identify Namespace, I/O command set specific, for the NVM command set (CNS 05h, CSI 00h; NVM 1.0,
 /// section 4.1.5.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NvmNamespace {
-    /// Logical block storage tag mask.
+    /// Logical block storage tag mask: the bits of the storage tag that are compared.
     pub lbstm: u64,
     /// Protection information capabilities.
     pub pic: u8,
-    /// Extended LBA format of each format: storage tag size and protection information format.
-    pub extended_formats: [u32; FORMATS_MAX],
+    /// Extended LBA format of each LBA format.
+    pub extended_formats: [ExtendedLbaFormat; FORMATS_MAX],
 }
 
 impl Default for NvmNamespace {
-    /// No protection information.
+    /// 16-bit guards, and no storage tags.
     fn default() -> Self {
-        NvmNamespace { lbstm: 0, pic: 0, extended_formats: [0; FORMATS_MAX] }
+        NvmNamespace { lbstm: 0, pic: 0, extended_formats: [ExtendedLbaFormat::default(); FORMATS_MAX] }
     }
 }
 
 impl NvmNamespace {
     /// Decodes 4096 bytes; every value is valid.
     pub fn decode(from: &[u8; SIZE]) -> NvmNamespace {
-        let mut extended_formats = [0; FORMATS_MAX];
+        let mut extended_formats = [ExtendedLbaFormat::default(); FORMATS_MAX];
         for (index, format) in extended_formats.iter_mut().enumerate() {
-            *format = u32_at(from, 12 + 4 * index);
+            *format = ExtendedLbaFormat::decode(u32_at(from, 12 + 4 * index));
         }
         NvmNamespace { lbstm: u64_at(from, 0), pic: from[8], extended_formats }
     }
@@ -348,8 +377,8 @@ impl NvmNamespace {
         *into = [0; SIZE];
         put64(into, 0, self.lbstm);
         into[8] = self.pic;
-        for (index, &format) in self.extended_formats.iter().enumerate() {
-            put32(into, 12 + 4 * index, format);
+        for (index, format) in self.extended_formats.iter().enumerate() {
+            put32(into, 12 + 4 * index, format.encode());
         }
     }
 }

@@ -129,8 +129,8 @@ fn identify_namespace() {
     assert!(encoded(|into| view.encode(into)) == bytes);
 
     let bytes: [u8; 4096] = sparse("0=2211 8=02 16=0801");
-    let mut extended_formats = [0; 64];
-    extended_formats[1] = 8 | 2 << 7;
+    let mut extended_formats = [ExtendedLbaFormat::default(); 64];
+    extended_formats[1] = ExtendedLbaFormat { pif: 2, storage_tag_bits: 8 };
     let view = NvmNamespace { lbstm: 0x1122, pic: 2, extended_formats };
     assert_eq!(NvmNamespace::decode(&bytes), view);
     assert!(encoded(|into| view.encode(into)) == bytes);

@@ -27,6 +27,44 @@ fn hosts_that_connect_before_the_first_namespace_flush_and_deallocate() {
     }
 }
 
+/// A namespace with a guard of 64 bits looks like one with a guard of 16 bits to a host that does not read CNS 05h.
+#[test]
+fn extended_formats_are_reported_and_refused_to_hosts_that_do_not_know_them() {
+    use crate::NamespaceTable;
+    use wire_nvme::io::ReadWrite;
+    use wire_nvme::opcode::NvmOpcode;
+    use wire_nvme::protection::{GuardFormat, MetadataFormat, Protection, ProtectionType};
+    let protection = Protection::new(ProtectionType::Type1, false).with_guard(GuardFormat::Crc32);
+    let mut subsystem = subsystem();
+    let metadata = MetadataFormat { bytes: 16, extended: true, protection: Some(protection) };
+    subsystem.namespaces = vec![SubsystemNamespace { metadata, ..SubsystemNamespace::new(1, 64) }];
+    let mut harness = Harness::with_subsystem(subsystem.clone(), 0);
+    harness.enable();
+    let controller = IdentifyController::decode(&page(&mut harness, identify(Cns::Controller, 0))).unwrap();
+    assert!(controller.ctratt & ctratt::EXTENDED_FORMATS != 0);
+    let nvm = NvmNamespace::decode(&page(&mut harness, identify(Cns::CommandSetNamespace, 1)));
+    assert_eq!(nvm.extended_formats[0], ExtendedLbaFormat { pif: 1, storage_tag_bits: 16 });
+    assert_eq!(nvm.lbstm, 0xffff);
+    let namespace = IdentifyNamespace::decode(&page(&mut harness, identify(Cns::Namespace, 1))).unwrap();
+    assert_eq!(namespace.metadata_format(Some(&nvm)), Ok(metadata));
+
+    let association = harness.controller.association();
+    let table =
+        NamespaceTable::for_controller(&subsystem, 0, &harness.limits, &harness.directory, association);
+    let read = ReadWrite { blocks: 1, ..ReadWrite::default() }.to_sqe(NvmOpcode::Read);
+    let read = Sqe { nsid: 1, data: DataPointer::transport(528), ..read };
+    let refused = Err(Status::INVALID_NAMESPACE_OR_FORMAT.do_not_retry());
+    assert_eq!(crate::io::plan(&read, &table).map(drop), refused);
+    let mut behavior = [0; 512];
+    behavior[2] = 1;
+    let set = set_feature(FeatureId::HostBehavior, 0);
+    assert_eq!(harness.command(set, &behavior).unwrap().cqe.status, Status::SUCCESS);
+    assert_eq!(crate::io::plan(&read, &table).map(drop), Ok(()));
+    // A reset ends it.
+    set_cc(&mut harness, 0);
+    assert_eq!(crate::io::plan(&read, &table).map(drop), refused);
+}
+
 #[test]
 fn namespace_lists_start_above_the_given_nsid() {
     let mut harness = Harness::enabled(SubsystemKind::Nvm);
@@ -158,6 +196,11 @@ fn get_features_returns_the_set_value() {
     retry[0] = 1;
     assert_eq!(harness.command(set, &retry).unwrap().cqe.status, Status::SUCCESS);
     assert_eq!(data(&mut harness, behavior), retry);
+    assert!(!harness.controller.association().knows_extended_formats());
+    retry[2] = 1;
+    assert_eq!(harness.command(set, &retry).unwrap().cqe.status, Status::SUCCESS);
+    assert_eq!(data(&mut harness, behavior), retry);
+    assert!(harness.controller.association().knows_extended_formats());
     let short = harness.command(set, &retry[..511]).unwrap().cqe.status;
     assert_eq!(short, Status::DATA_SGL_LENGTH_INVALID.do_not_retry());
     retry[0] = 2;
