@@ -3,12 +3,12 @@
 use std::io::{self, ErrorKind, IoSliceMut, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-use sockets::{ReceivedDescriptors, Wait, receive_with_descriptors};
+use sockets::{ReceivedDescriptors, UnixListenSocket, Wait, receive_with_descriptors};
 use wire_vfio_user::Header;
 
 use crate::IoatModel;
@@ -20,14 +20,19 @@ const STEP_DESCRIPTORS: u32 = 64;
 const PAYLOAD_BYTES_MAX: usize = 64 << 10;
 /// Descriptors of one message.
 const DESCRIPTORS_MAX: usize = 1;
+/// Permission bits of a socket: the model reads and writes the memory of its client.
+const SOCKET_MODE: u32 = 0o600;
+/// Clients that wait for another one to disconnect.
+const BACKLOG: i32 = 16;
 /// How long a client may take for the rest of a message.
 const MESSAGE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A model behind a socket, for one client at a time; others wait for it to disconnect. Dropped, it removes
 /// the socket.
 pub struct IoatServer {
+    /// Does not block.
     listener: UnixListener,
-    path: PathBuf,
+    socket: UnixListenSocket,
     model: IoatModel,
     stop: Arc<OwnedFd>,
 }
@@ -51,14 +56,15 @@ enum End {
 }
 
 impl IoatServer {
-    /// Listens at `path`, where nothing may be.
+    /// Listens at `path`. A socket that a killed process has left there is replaced.
     ///
     /// # Errors
-    /// The kernel's.
+    /// Another process listens there, the file is not a socket, or the kernel's.
     pub fn bind(path: &Path, model: IoatModel) -> io::Result<IoatServer> {
-        let listener = UnixListener::bind(path)?;
+        let socket = UnixListenSocket::bind(path, SOCKET_MODE, BACKLOG)?;
+        let listener = UnixListener::from(socket.as_fd().try_clone_to_owned()?);
         let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-        Ok(IoatServer { listener, path: path.to_path_buf(), model, stop })
+        Ok(IoatServer { listener, socket, model, stop })
     }
 
     /// What ends [`run`](Self::run).
@@ -79,11 +85,16 @@ impl IoatServer {
             if !connects {
                 continue;
             }
-            let (stream, _) = self.listener.accept()?;
+            let stream = match self.listener.accept() {
+                Ok((stream, _)) => stream,
+                // It has gone already.
+                Err(error) if error.kind() == ErrorKind::WouldBlock => continue,
+                Err(error) => return Err(error),
+            };
             match self.serve(&stream) {
                 Ok(End::Stopped) => return Ok(self.model.clone()),
                 Ok(End::Disconnected) => {}
-                Err(error) => log::warn!(target: "ioat-model", "{}: {error}", self.path.display()),
+                Err(error) => log::warn!(target: "ioat-model", "{}: {error}", self.socket.path().display()),
             }
             self.model.power_on();
         }
@@ -130,12 +141,6 @@ impl IoatServer {
     }
 }
 
-impl Drop for IoatServer {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.path);
-    }
-}
-
 /// Waits until one of the descriptors is readable, or the time is over.
 fn wait<const N: usize>(
     descriptors: [BorrowedFd<'_>; N],
@@ -163,4 +168,27 @@ fn receive(stream: &UnixStream, into: &mut [u8], descriptors: &mut ReceivedDescr
         }
     }
     Ok(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_socket_that_nobody_listens_on_is_replaced() {
+        let folder = std::env::temp_dir().join(format!("ioat-model-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let path = folder.join("ioat0");
+        // As a killed process leaves it.
+        drop(UnixListener::bind(&path).unwrap());
+        let server = IoatServer::bind(&path, IoatModel::new()).unwrap();
+        let error = IoatServer::bind(&path, IoatModel::new()).err().unwrap();
+        assert!(error.to_string().contains("another process listens"), "{error}");
+        drop(server);
+        assert!(!path.exists());
+        std::fs::write(&path, "data").unwrap();
+        let error = IoatServer::bind(&path, IoatModel::new()).err().unwrap();
+        assert!(error.to_string().contains("is not a socket"), "{error}");
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
 }
