@@ -145,7 +145,11 @@ impl BdevChannel {
             writes_in_flight: 0,
             inflight_writes: device.range_locks.register_channel(),
             blocked: Vec::new(),
-            compares: CompareQueue::new(core.pool().clone(), geometry),
+            compares: CompareQueue::new(
+                core.pool().clone(),
+                geometry,
+                bdev.compare_and_write_boundary_blocks(),
+            ),
             parts: PartQueue::new(bdev.io_limits(), geometry, core.pool().clone()),
             last_poll_ticks: 0,
             scheduler,
