@@ -19,6 +19,7 @@ use rig::{next_turn, options, reactor_config};
 use wire_nvme::fabrics::{Connect, ConnectData, ConnectResponse, Nqn, PropertyGet, fabrics_type};
 use wire_nvme::identify::{self, ControllerType, IdentifyController, IdentifyNamespace, LbaFormat};
 use wire_nvme::opcode::{AdminOpcode, FABRICS, FabricsType, NvmOpcode};
+use wire_nvme::protection::MetadataFormat;
 use wire_nvme::registers::{NvmeVersion, offset};
 use wire_nvme::{Cqe, Sqe};
 
@@ -247,7 +248,14 @@ fn a_transport_brings_a_queue_and_gets_associations_and_io_queues() {
             formats: vec![LbaFormat { metadata_bytes: 0, data_log2: 9, performance: 0 }],
             ..IdentifyNamespace::default()
         };
-        let opened = FabricsIoQueue::<MemoryQueue>::open_over(&core, &handle, 1, &identify).await;
+        let opened = FabricsIoQueue::<MemoryQueue>::open_over(
+            &core,
+            &handle,
+            1,
+            &identify,
+            &MetadataFormat::default(),
+        )
+        .await;
         let mut queue = opened.unwrap();
         assert_eq!((queue.blocks(), queue.block_size(), handle.queues_left()), (BLOCKS as u64, 512, 1));
         let mut buffer = core.pool().take(1024).unwrap();

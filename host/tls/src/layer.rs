@@ -20,7 +20,7 @@ const OVERHEAD: usize = 1 << 10;
 const RECORD_BYTES: usize = 16 << 10;
 /// Bytes that a peer may send beyond twice its plaintext. KeyUpdate costs as much as a record of data:
 /// without this limit a peer with nothing but these would have a core for itself.
-const EXCESS_BYTES_MAX: usize = 256 << 10;
+const EXCESS_BYTES_MAX: usize = 16 << 10;
 
 thread_local! {
     /// Records on their way between a session and its stream, of one call: a thread has one such buffer each

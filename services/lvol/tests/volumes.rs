@@ -179,12 +179,23 @@ fn store_and_volumes_go_with_their_device_and_return_with_it() {
 #[test]
 fn a_volume_in_use_keeps_the_device_open_until_its_user_closes_it() {
     let program = Program::start();
-    program.add("disk", Device::recorded("lvs-512"), 512);
-    let user = program.registry.open("lvs/thick", bdev::Access::ReadOnly).unwrap();
-    let disk = program.registry.unregister("disk").unwrap();
-    assert!(user.device().is_removed() && !disk.wait_closed(std::time::Duration::ZERO));
-    drop(user);
-    assert!(disk.wait_closed(std::time::Duration::from_secs(60)));
+    let disk = program.add("disk", Device::recorded("lvs-512"), 512);
+    disk.answers.store(false, Ordering::Release);
+    let volume = program.registry.find("lvs/thick").unwrap();
+    let (sender, is_open) = std::sync::mpsc::channel();
+    let read =
+        program.begin_on(0, "lvs/thick", bdev::Access::ReadOnly, move |core, io, _, bytes| async move {
+            let mut request = bdev::Request::new(Tag(0), Op::Read, 0, 1);
+            request.set_data(core.pool().take_data(bytes));
+            sender.send(()).unwrap();
+            io.submit(request).await.status()
+        });
+    is_open.recv_timeout(Duration::from_secs(60)).unwrap();
+    let base = program.registry.unregister("disk").unwrap();
+    assert!(volume.is_removed() && !base.wait_closed(Duration::ZERO));
+    disk.answers.store(true, Ordering::Release);
+    read.recv_timeout(Duration::from_secs(60)).unwrap();
+    assert!(base.wait_closed(Duration::from_secs(60)));
 }
 
 #[test]

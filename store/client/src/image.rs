@@ -96,8 +96,15 @@ impl<N: CoreNetwork> ClusterImage<N> {
         }
         let groups = record.first_group..record.first_group + record.groups;
         let attachment = Attachment::new(cluster, pool, image, &entry, groups, options)?;
-        // Its size, or the image, may be another one since.
-        let entry = cluster.image(pool, image)?;
+        // Its size, or the image of this name, may be another one since.
+        let entry = match cluster.image(pool, image) {
+            Ok(found) if found.volume == entry.volume => found,
+            found => {
+                attachment.detach();
+                found?;
+                return Err(ClientError::Changed { pool: pool.to_string(), image: image.to_string() });
+            }
+        };
         Ok(ClusterImage {
             pool: pool.to_string(),
             image: image.to_string(),

@@ -33,4 +33,6 @@ pub use reclaim::{
 };
 pub use status::{StatusError, ask_nodes};
 pub use store_image::IMAGE_BLOCK_BYTES;
-pub use trash::{TrashEntry, purge_image, rename_image, restore_image, trash, trash_image, trashed_image};
+pub use trash::{
+    TrashEntry, check_plain_name, purge_image, rename_image, restore_image, trash, trash_image, trashed_image,
+};

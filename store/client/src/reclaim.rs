@@ -187,7 +187,7 @@ pub async fn remove_image(
     // Before another one loses it.
     image.check_unprotected(pool, name).map_err(ClientError::Map)?;
     let emptied = Emptied::new(cluster, pool, name, &image, force)?;
-    let removed = match cluster.map().remove_image(pool, name).map_err(ClientError::Map) {
+    let removed = match cluster.map().remove_image(pool, name, Some(&image)).map_err(ClientError::Map) {
         Ok(removed) => removed,
         Err(error) => {
             emptied.detach();

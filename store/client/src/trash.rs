@@ -27,8 +27,9 @@ pub struct TrashEntry {
 /// # Errors
 /// There is no such image; [`MapError::Exists`].
 pub fn rename_image(cluster: &Cluster, pool: &str, name: &str, to: &str) -> Result<(), ClientError> {
-    cluster.image(pool, name)?;
-    Ok(cluster.map().rename_image(pool, name, to)?)
+    let image = cluster.image(pool, name)?;
+    check_plain_name(to)?;
+    Ok(cluster.map().rename_image(pool, name, to, Some(&image))?)
 }
 
 /// Puts an image into the trash, to be kept there until a time, in seconds since 1970.
@@ -50,7 +51,9 @@ pub fn trash_image(
     let trashed = TrashedImage { name: name.to_string(), until };
     let to = ImageEntry { trashed: Some(trashed), ..image.clone() };
     let moved = match cluster.map().change_image(pool, name, &image, &to) {
-        Ok(true) => cluster.map().rename_image(pool, name, &map_name(&image)).map_err(ClientError::Map),
+        Ok(true) => {
+            cluster.map().rename_image(pool, name, &map_name(&image), Some(&to)).map_err(ClientError::Map)
+        }
         Ok(false) => Err(ClientError::Changed { pool: pool.to_string(), image: name.to_string() }),
         Err(error) => Err(error.into()),
     };
@@ -78,9 +81,10 @@ pub fn trash(cluster: &Cluster) -> Result<Vec<TrashEntry>, ClientError> {
 /// [`MapError::Exists`]; [`ClientError::Changed`] if another one changes it at the same time.
 pub fn restore_image(cluster: &Cluster, entry: &TrashEntry, name: &str) -> Result<(), ClientError> {
     let pool = &entry.pool;
+    check_plain_name(name)?;
     // Without a name of its own first: two images never have one name.
     if entry.map_name != name {
-        cluster.map().rename_image(pool, &entry.map_name, name)?;
+        cluster.map().rename_image(pool, &entry.map_name, name, Some(&entry.image))?;
     }
     let to = ImageEntry { trashed: None, ..entry.image.clone() };
     match cluster.map().change_image(pool, name, &entry.image, &to)? {
@@ -101,7 +105,7 @@ pub async fn purge_image(
 ) -> Result<u64, ReclaimError> {
     let TrashEntry { pool, map_name, image, .. } = entry;
     let emptied = Emptied::new(cluster, pool, map_name, image, false)?;
-    let removed = match cluster.map().remove_image(pool, map_name) {
+    let removed = match cluster.map().remove_image(pool, map_name, Some(image)) {
         Ok(removed) => removed,
         Err(error) => {
             emptied.detach();
@@ -111,9 +115,25 @@ pub async fn purge_image(
     empty(core, cluster, &emptied, &removed, progress).await
 }
 
+/// How the names of images in the trash begin.
+const TRASH: &str = "trash.";
+
 /// The name of an image in the trash: no other one has its volume.
 fn map_name(image: &ImageEntry) -> String {
-    format!("trash.{}", image.volume)
+    format!("{TRASH}{}", image.volume)
+}
+
+/// Refuses a name that an image in the trash may have.
+///
+/// # Errors
+/// [`MapError::Invalid`].
+pub fn check_plain_name(name: &str) -> Result<(), ClientError> {
+    match name.starts_with(TRASH) {
+        true => {
+            Err(MapError::Invalid(format!("{name}: names that begin with `{TRASH}` are the trash's")).into())
+        }
+        false => Ok(()),
+    }
 }
 
 /// An image that is in the trash, by the name that it had.

@@ -524,13 +524,24 @@ impl ClusterMap for EtcdMap {
         self.change_image_record(pool, name, known, to)
     }
 
-    fn rename_image(&self, pool: &str, name: &str, to: &str) -> Result<(), MapError> {
+    fn rename_image(
+        &self,
+        pool: &str,
+        name: &str,
+        to: &str,
+        known: Option<&ImageEntry>,
+    ) -> Result<(), MapError> {
         check_image_name(to)?;
-        self.rename_image_record(pool, name, to)
+        self.rename_image_record(pool, name, to, known)
     }
 
-    fn remove_image(&self, pool: &str, name: &str) -> Result<RemovedImage, MapError> {
-        self.remove_image_record(pool, name)
+    fn remove_image(
+        &self,
+        pool: &str,
+        name: &str,
+        known: Option<&ImageEntry>,
+    ) -> Result<RemovedImage, MapError> {
+        self.remove_image_record(pool, name, known)
     }
 
     fn removed_images(&self) -> Result<BTreeMap<u64, RemovedImage>, MapError> {

@@ -224,18 +224,30 @@ pub trait ClusterMap: Send + Sync {
         to: &ImageEntry,
     ) -> Result<bool, MapError>;
 
-    /// Gives an image another name, in one step.
+    /// Gives an image another name, in one step; with `known`, only if it is still that image.
     ///
     /// # Errors
-    /// [`MapError::Missing`]; [`MapError::Exists`] if another one has that name, [`MapError::Invalid`] if it
-    /// is none.
-    fn rename_image(&self, pool: &str, name: &str, to: &str) -> Result<(), MapError>;
+    /// [`MapError::Missing`], [`MapError::Changed`]; [`MapError::Exists`] if another one has that name,
+    /// [`MapError::Invalid`] if it is none.
+    fn rename_image(
+        &self,
+        pool: &str,
+        name: &str,
+        to: &str,
+        known: Option<&ImageEntry>,
+    ) -> Result<(), MapError>;
 
     /// Removes an image, in one step: it has no name any more, and its volume is one of those to be emptied.
+    /// With `known`, only if it is still that image.
     ///
     /// # Errors
-    /// [`MapError::Missing`]; [`MapError::Protected`].
-    fn remove_image(&self, pool: &str, name: &str) -> Result<RemovedImage, MapError>;
+    /// [`MapError::Missing`], [`MapError::Changed`]; [`MapError::Protected`].
+    fn remove_image(
+        &self,
+        pool: &str,
+        name: &str,
+        known: Option<&ImageEntry>,
+    ) -> Result<RemovedImage, MapError>;
 
     /// The images that were removed while their objects are not, by volume.
     ///

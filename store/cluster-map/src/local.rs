@@ -19,6 +19,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use rustix::fs::FlockOperation;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use uuid::Uuid;
@@ -516,6 +517,7 @@ impl ClusterMap for LocalMap {
         check_image_name(name)?;
         let (uuid, volume) = (Uuid::new_v4(), random_volume());
         let image = ImageEntry { uuid, volume, bytes, cut_from: None, protected: false, trashed: None };
+        let _names = self.lock_names(FlockOperation::LockExclusive)?;
         self.free_removed_name(pool, name)?;
         match self.publish(&image_path(pool, name), &image, Publish::New)? {
             true => Ok(image),
@@ -533,13 +535,24 @@ impl ClusterMap for LocalMap {
         self.change_image_record(pool, name, known, to)
     }
 
-    fn rename_image(&self, pool: &str, name: &str, to: &str) -> Result<(), MapError> {
+    fn rename_image(
+        &self,
+        pool: &str,
+        name: &str,
+        to: &str,
+        known: Option<&ImageEntry>,
+    ) -> Result<(), MapError> {
         check_image_name(to)?;
-        self.rename_image_record(pool, name, to)
+        self.rename_image_record(pool, name, to, known)
     }
 
-    fn remove_image(&self, pool: &str, name: &str) -> Result<RemovedImage, MapError> {
-        self.remove_image_record(pool, name)
+    fn remove_image(
+        &self,
+        pool: &str,
+        name: &str,
+        known: Option<&ImageEntry>,
+    ) -> Result<RemovedImage, MapError> {
+        self.remove_image_record(pool, name, known)
     }
 
     fn removed_images(&self) -> Result<BTreeMap<u64, RemovedImage>, MapError> {

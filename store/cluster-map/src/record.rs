@@ -212,6 +212,21 @@ pub struct TrashedImage {
 }
 
 impl ImageEntry {
+    /// Refuses to go on where the image of this name is another one than that which was read, or has been put
+    /// into the trash, or taken out, since.
+    ///
+    /// # Errors
+    /// [`MapError::Changed`].
+    pub fn check_known(&self, known: Option<&ImageEntry>, pool: &str, name: &str) -> Result<(), MapError> {
+        let is_same = |known: &ImageEntry| {
+            (known.volume, known.uuid, &known.trashed) == (self.volume, self.uuid, &self.trashed)
+        };
+        match known.is_none_or(is_same) {
+            true => Ok(()),
+            false => Err(MapError::Changed(format!("image {pool}/{name}"))),
+        }
+    }
+
     /// Refuses what takes data from an image that is protected. The image has this name.
     ///
     /// # Errors
@@ -336,6 +351,9 @@ pub enum MapError {
     /// An image that is protected from removal.
     #[error("image {0} is protected: `ringbolt image unprotect` ends that")]
     Protected(String),
+    /// Another one changed it since it was read.
+    #[error("{0} was changed by another one at the same time")]
+    Changed(String),
     /// A record that makes no sense.
     #[error("{0}")]
     Invalid(String),

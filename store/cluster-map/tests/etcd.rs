@@ -113,7 +113,7 @@ fn records_change_as_in_a_directory() {
     assert!(!map.change_image("p", "vol", &image, &ImageEntry { bytes: 512, ..image.clone() }).unwrap());
     assert_eq!(map.images().unwrap()[&("p".to_string(), "vol".to_string())], larger);
     assert_eq!(map.remove_pool("p").unwrap_err().to_string(), "pool p has images: remove them first");
-    let removed = map.remove_image("p", "vol").unwrap();
+    let removed = map.remove_image("p", "vol", None).unwrap();
     assert_eq!((removed.image.clone(), map.images().unwrap().len()), (larger, 0));
     assert_eq!(
         map.removed_images().unwrap().into_values().collect::<Vec<_>>(),
@@ -121,9 +121,9 @@ fn records_change_as_in_a_directory() {
     );
     map.image_is_empty(&removed).unwrap();
     assert!(map.removed_images().unwrap().is_empty());
-    assert_eq!(map.remove_image("p", "vol").unwrap_err().to_string(), "there is no image p/vol");
+    assert_eq!(map.remove_image("p", "vol", None).unwrap_err().to_string(), "there is no image p/vol");
     assert_ne!(map.create_image("p", "vol", 4096).unwrap().volume, image.volume);
-    map.remove_image("p", "vol").unwrap();
+    map.remove_image("p", "vol", None).unwrap();
     map.remove_pool("p").unwrap();
     // Its groups are gone, and no other pool gets their numbers.
     assert_eq!(map.groups(0..8).unwrap(), BTreeMap::new());

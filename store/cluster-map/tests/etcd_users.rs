@@ -61,7 +61,7 @@ fn a_user_with_rights_below_the_prefix_does_all_that_a_cluster_needs() {
     map.renew_holder(holder, 30).unwrap();
     assert!(map.holder_age(holder).unwrap().is_some());
     map.end_holder(holder).unwrap();
-    let removed = map.remove_image("p", "vol").unwrap();
+    let removed = map.remove_image("p", "vol", None).unwrap();
     map.image_is_empty(&removed).unwrap();
     map.set_out(node, Some(OutReason::Operator)).unwrap();
     map.set_out(node, None).unwrap();
@@ -220,14 +220,14 @@ fn users_limit_what_a_client_does_to_images() {
         assert_eq!(client.groups(0..8).unwrap().len(), 8);
         assert!(client.nodes().unwrap().is_empty() && client.devices().unwrap().is_empty());
         denied(client.create_image("q", "new", 4096).map(drop));
-        denied(client.remove_image("q", "vol").map(drop));
+        denied(client.remove_image("q", "vol", None).map(drop));
         let of_q = map.images().unwrap()[&("q".to_string(), "vol".to_string())].clone();
         denied(client.change_image("q", "vol", &of_q, &ImageEntry { bytes: 8192, ..of_q.clone() }).map(drop));
         denied(client.set_out(NodeId(1), Some(OutReason::Operator)));
     }
     for client in [&reader, &writer] {
         denied(client.change_image("p", "vol", &image, &larger).map(drop));
-        denied(client.remove_image("p", "vol").map(drop));
+        denied(client.remove_image("p", "vol", None).map(drop));
     }
     denied(reader.create_image("p", "new", 4096).map(drop));
     owner.create_image("p", "new", 4096).unwrap();
@@ -238,5 +238,5 @@ fn users_limit_what_a_client_does_to_images() {
     assert!(writer.change_image_lock("p", image.volume, None, &lock).unwrap());
     writer.renew_holder(Uuid::new_v4(), 30).unwrap();
     assert!(owner.change_image("p", "vol", &image, &larger).unwrap());
-    owner.remove_image("p", "vol").unwrap();
+    owner.remove_image("p", "vol", None).unwrap();
 }

@@ -4,6 +4,7 @@
 mod records;
 
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use cluster_map::*;
 use records::{
@@ -220,7 +221,7 @@ fn images_have_volumes_of_their_own() {
         names,
         [("p".to_string(), "Vol_1.\u{e4} ..".to_string()), ("p".to_string(), "vol".to_string())]
     );
-    let removed = map.remove_image("p", "vol").unwrap();
+    let removed = map.remove_image("p", "vol", None).unwrap();
     let gone = map.change_image("p", "vol", &first, &first).unwrap_err().to_string();
     assert_eq!(gone, "there is no image p/vol");
     assert_eq!(
@@ -233,6 +234,53 @@ fn images_have_volumes_of_their_own() {
     map.image_is_empty(&removed).unwrap();
     assert!(map.removed_images().unwrap().is_empty());
     assert_eq!(map.images().unwrap()[&("p".to_string(), "vol".to_string())], again);
+}
+
+/// Renames, changes, removals and lists at the same time: each image has one name, and is listed.
+#[test]
+fn images_whose_names_change_under_other_changes_stay_in_the_map() {
+    let file = MapFile::new("names");
+    let map = LocalMap::open(&file.0).unwrap();
+    let pool =
+        PoolRecord { first_group: 0, groups: 8, replicas: 2, in_sync_min: 1, class: Default::default() };
+    map.create_pool("p", &pool).unwrap();
+    let volumes = ["a", "b"].map(|name| map.create_image("p", name, 4096).unwrap().volume);
+    let end = Instant::now() + Duration::from_secs(2);
+    let repeat = |work: &dyn Fn(&LocalMap)| {
+        let own = LocalMap::open(&file.0).unwrap();
+        while Instant::now() < end {
+            work(&own);
+        }
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            repeat(&|map| {
+                for (from, to) in [("a", "c"), ("b", "a"), ("c", "b")] {
+                    map.rename_image("p", from, to, None).unwrap();
+                }
+            });
+        });
+        for protected in [true, false] {
+            scope.spawn(move || {
+                repeat(&|map| {
+                    let all = map.images().unwrap();
+                    let Some(known) = all.get(&("p".to_string(), "a".to_string())) else { return };
+                    // It may have another name by now, or be another one.
+                    let _ = map.change_image("p", "a", known, &ImageEntry { protected, ..known.clone() });
+                });
+            });
+        }
+        scope.spawn(|| {
+            repeat(&|map| {
+                let mut listed: Vec<u64> = map.images().unwrap().values().map(|image| image.volume).collect();
+                listed.sort_unstable();
+                let mut expected = volumes.to_vec();
+                expected.sort_unstable();
+                assert_eq!(listed, expected);
+                assert!(map.remove_pool("p").is_err());
+            });
+        });
+    });
 }
 
 fn map_with_image(file: &MapFile) -> (LocalMap, ImageEntry) {
@@ -276,10 +324,10 @@ fn an_interrupted_removal_leaves_no_image_and_its_name_is_free() {
     let (map, image) = map_with_image(&file);
     let name = std::fs::read_dir(file.0.join("images")).unwrap().next().unwrap().unwrap().path();
     let kept = std::fs::read(&name).unwrap();
-    let removed = map.remove_image("p", "vol").unwrap();
+    let removed = map.remove_image("p", "vol", None).unwrap();
     std::fs::write(&name, kept).unwrap();
     assert!(map.images().unwrap().is_empty());
-    assert!(map.remove_image("p", "vol").is_err());
+    assert!(map.remove_image("p", "vol", None).is_err());
     let again = map.create_image("p", "vol", 8192).unwrap();
     map.image_is_empty(&removed).unwrap();
     assert_eq!(map.images().unwrap().into_values().collect::<Vec<_>>(), [again]);

@@ -178,6 +178,23 @@ fn hold(
     }
 }
 
+/// Starts the connections of a node on its first core. Returns where it listens.
+async fn start_hub<N: ServerNetwork>(
+    cores: &StoreCores<'_>,
+    config: &NodeServerConfig,
+) -> Result<(MailboxSender<HubInput>, StreamAddress, Arc<ConnectionCounts>), StoreError> {
+    let (listen, counts) = (config.listen.clone(), Arc::new(ConnectionCounts::default()));
+    let hub_config = HubConfig {
+        identity: Arc::new(config.identity.clone()),
+        grants: config.keys.grants(),
+        tls: config.record.tls,
+        counts: counts.clone(),
+    };
+    let start = move |core: Core| async move { Hub::<N>::start(&core, hub_config, &listen) };
+    let (hub, address) = cores.run(0, start).await?;
+    Ok((hub, address, counts))
+}
+
 impl NodeServer {
     /// Opens the replicas on a device, listens, and serves.
     ///
@@ -192,14 +209,7 @@ impl NodeServer {
     ) -> Result<NodeServer, StoreError> {
         let id = config.identity.node.ok_or(StoreError::Closed)?;
         let cluster = config.identity.cluster;
-        let (identity, listen) = (Arc::new(config.identity), config.listen.clone());
-        let grants = config.keys.grants();
-        let counts = Arc::new(ConnectionCounts::default());
-        let (tls, counted) = (config.record.tls, counts.clone());
-        let start = move |core: Core| async move {
-            Hub::<N>::start(&core, HubConfig { identity, grants, tls, counts: counted }, &listen)
-        };
-        let (hub, address) = cores.run(0, start).await?;
+        let (hub, address, connections) = start_hub::<N>(cores, &config).await?;
         let (proposals, receiver) = map_watch::proposals();
         let (of_groups, to_map) = (hub.clone(), proposals.clone());
         let outbox = Arc::new(move |_: &Core, _: u32| -> Box<dyn Outbox> {
@@ -256,7 +266,7 @@ impl NodeServer {
             refused: refused.clone(),
             without_room: without_room.clone(),
             addresses: addresses.clone(),
-            connections: counts,
+            connections,
             seen: seen.clone(),
         });
         report::start_reporter(&report, hub.clone());

@@ -13,7 +13,7 @@ mod status;
 mod stop;
 
 use std::mem::MaybeUninit;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -96,7 +96,7 @@ pub(crate) enum StoreCommand {
     Weight(WeightArgs),
     /// Have connections to nodes use TLS, in a running cluster too: `on`, and `required` when all use it
     #[command(after_help = "Examples:\n  ringbolt store tls on\n  ringbolt store tls required --node 2\n\n\
-        Keys follow from those of the cluster and its clients; there are no certificates. Nodes and clients\n\
+        Keys follow from those of the cluster and its clients; there are no certificates. Nodes and clients \
         follow at once. `ringbolt store status --json` counts the connections of each node with and without TLS.")]
     Tls(TlsArgs),
     /// Let a replica serve that lacks what its group had, and whose group waits: says what that costs, and
@@ -364,6 +364,10 @@ pub(crate) struct TlsArgs {
     /// Number of a node; may be given more than once [default: all nodes]
     #[arg(long = "node", value_name = "NODE")]
     nodes: Vec<u32>,
+    /// Serve without TLS on addresses that others than this machine reach. A node starts there without
+    /// required TLS only if its configuration has `allow_plain_network` too
+    #[arg(long)]
+    allow_plain_network: bool,
     #[command(flatten)]
     of: ClusterArgs,
 }
@@ -598,7 +602,23 @@ fn set_tls(options: &TlsArgs) -> Result<(), CommandError> {
     }
     let tls = TlsPolicy::from(options.policy);
     let is_chosen = |id: NodeId| options.nodes.is_empty() || options.nodes.contains(&id.0);
-    for (id, record) in nodes.into_iter().filter(|(id, _)| is_chosen(*id)) {
+    let chosen: Vec<_> = nodes.into_iter().filter(|(id, _)| is_chosen(*id)).collect();
+    let is_exposed = |record: &NodeRecord| {
+        let mut addresses = record.addresses.iter().filter_map(|address| address.parse::<SocketAddr>().ok());
+        record.tls == TlsPolicy::Required && addresses.any(|address| !address.ip().is_loopback())
+    };
+    if let Some((id, record)) = chosen.iter().find(|(_, record)| is_exposed(record))
+        && tls != TlsPolicy::Required
+        && !options.allow_plain_network
+    {
+        let address = record.addresses.join(", ");
+        return Err(CommandError::operation(format!(
+            "node {} listens on {address}, which others than this machine reach, and would serve without TLS: \
+             --allow-plain-network permits it",
+            id.0
+        )));
+    }
+    for (id, record) in chosen {
         if record.tls != tls {
             layout.map.put_node(id, &NodeRecord { tls, ..record }).map_err(CommandError::operation)?;
         }

@@ -49,12 +49,19 @@ impl EtcdMap {
         Ok(decode::<ImageEntry>(name, &found)? == *to)
     }
 
-    pub(super) fn rename_image_record(&self, pool: &str, name: &str, to: &str) -> Result<(), MapError> {
+    pub(super) fn rename_image_record(
+        &self,
+        pool: &str,
+        name: &str,
+        to: &str,
+        known: Option<&ImageEntry>,
+    ) -> Result<(), MapError> {
         let missing = || MapError::Missing(format!("image {pool}/{name}"));
         let [key, new] = [name, to].map(|name| self.key(&format!("images/{pool}/{name}")));
         let mut found = self.client.get(&key)?.ok_or_else(missing)?;
         for _ in 0..ATTEMPTS_MAX {
             let image: ImageEntry = decode(name, &found)?;
+            image.check_known(known, pool, name)?;
             let request = json!({
                 "compare": [revision_is(&key, found.mod_revision), version_is(&new, 0)],
                 "success": [
@@ -79,12 +86,18 @@ impl EtcdMap {
         Err(busy(name))
     }
 
-    pub(super) fn remove_image_record(&self, pool: &str, name: &str) -> Result<RemovedImage, MapError> {
+    pub(super) fn remove_image_record(
+        &self,
+        pool: &str,
+        name: &str,
+        known: Option<&ImageEntry>,
+    ) -> Result<RemovedImage, MapError> {
         let missing = || MapError::Missing(format!("image {pool}/{name}"));
         let key = self.key(&format!("images/{pool}/{name}"));
         let mut found = self.client.get(&key)?.ok_or_else(missing)?;
         for _ in 0..ATTEMPTS_MAX {
             let image: ImageEntry = decode(name, &found)?;
+            image.check_known(known, pool, name)?;
             image.check_unprotected(pool, name)?;
             let removed = RemovedImage { pool: pool.to_string(), name: name.to_string(), image };
             let to = self.key(&removed_name(pool, removed.image.volume));

@@ -10,7 +10,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use rustix::fs::{CWD, RenameFlags};
+use rustix::fs::{CWD, FlockOperation, RenameFlags};
 use rustix::io::Errno;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -34,6 +34,17 @@ fn removed_path(volume: u64) -> PathBuf {
 }
 
 impl LocalMap {
+    /// Who changes which image has a name, or reads all names, has the lock of the directory of images for as
+    /// long: `flock(2)`, which ends with its process.
+    pub(super) fn lock_names(&self, how: FlockOperation) -> Result<File, MapError> {
+        let path = self.root.join("images");
+        let locked = File::open(&path).and_then(|directory| {
+            rustix::fs::flock(&directory, how)?;
+            Ok(directory)
+        });
+        locked.map_err(|error| failed(&path, &error))
+    }
+
     fn newest_number(&self, directory: &Path) -> Result<Option<u64>, MapError> {
         Ok(self.names(directory)?.iter().filter_map(|name| name.parse().ok()).max())
     }
@@ -114,6 +125,8 @@ impl LocalMap {
     }
 
     pub(super) fn all_images(&self) -> Result<BTreeMap<(String, String), ImageEntry>, MapError> {
+        // One that gets another name meanwhile has one of the two.
+        let _names = self.lock_names(FlockOperation::LockShared)?;
         let mut images = BTreeMap::new();
         for file in self.names(Path::new("images"))? {
             let Some((pool, name)) = file.split_once('.') else { continue };
@@ -133,28 +146,32 @@ impl LocalMap {
         known: &ImageEntry,
         to: &ImageEntry,
     ) -> Result<bool, MapError> {
+        let _names = self.lock_names(FlockOperation::LockExclusive)?;
         let missing = || MapError::Missing(format!("image {pool}/{name}"));
         let (number, image) = self.image(pool, name)?.ok_or_else(missing)?;
         if image != *known || !self.add_version(&size_directory(image.volume), number + 1, to)? {
             return Ok(false);
         }
         self.publish(&image_path(pool, name), to, Publish::Replace)?;
-        let is_renamed = || -> Result<bool, MapError> {
-            let has_name = |(of, other): &(String, String)| of == pool && other != name;
-            let mut all = self.all_images()?.into_iter();
-            Ok(all.any(|(key, other)| has_name(&key) && other.volume == image.volume))
-        };
-        if self.root.join(removed_path(image.volume)).exists() || is_renamed()? {
-            // It was removed or renamed meanwhile: the file is back.
+        if self.root.join(removed_path(image.volume)).exists() {
+            // A program of an older release removed it meanwhile: the file is back.
             self.remove(&image_path(pool, name))?;
             return Err(missing());
         }
         Ok(true)
     }
 
-    pub(super) fn rename_image_record(&self, pool: &str, name: &str, to: &str) -> Result<(), MapError> {
+    pub(super) fn rename_image_record(
+        &self,
+        pool: &str,
+        name: &str,
+        to: &str,
+        known: Option<&ImageEntry>,
+    ) -> Result<(), MapError> {
+        let _names = self.lock_names(FlockOperation::LockExclusive)?;
         let missing = || MapError::Missing(format!("image {pool}/{name}"));
-        self.image(pool, name)?.ok_or_else(missing)?;
+        let (_, image) = self.image(pool, name)?.ok_or_else(missing)?;
+        image.check_known(known, pool, name)?;
         self.free_removed_name(pool, to)?;
         let paths = [name, to].map(|name| image_path(pool, name));
         paths.iter().try_for_each(|path| self.count_change(path))?;
@@ -167,9 +184,16 @@ impl LocalMap {
         }
     }
 
-    pub(super) fn remove_image_record(&self, pool: &str, name: &str) -> Result<RemovedImage, MapError> {
+    pub(super) fn remove_image_record(
+        &self,
+        pool: &str,
+        name: &str,
+        known: Option<&ImageEntry>,
+    ) -> Result<RemovedImage, MapError> {
+        let _names = self.lock_names(FlockOperation::LockExclusive)?;
         let missing = || MapError::Missing(format!("image {pool}/{name}"));
         let (_, image) = self.image(pool, name)?.ok_or_else(missing)?;
+        image.check_known(known, pool, name)?;
         image.check_unprotected(pool, name)?;
         let volume = image.volume;
         let removed = RemovedImage { pool: pool.to_string(), name: name.to_string(), image };
@@ -205,6 +229,7 @@ impl LocalMap {
     }
 
     pub(super) fn forget_removed(&self, removed: &RemovedImage) -> Result<(), MapError> {
+        let _names = self.lock_names(FlockOperation::LockExclusive)?;
         let volume = removed.image.volume;
         let path = image_path(&removed.pool, &removed.name);
         // A removal that was interrupted has left it. It may be that of a later image.

@@ -151,7 +151,8 @@ pub(crate) fn client_keys_come_and_go(map: &impl ClusterMap) {
 /// In a map with pool `p`, whose images are `vol` and no others of these names.
 pub(crate) fn images_get_other_names(map: &impl ClusterMap) {
     let key = |name: &str| ("p".to_string(), name.to_string());
-    let rename = |from: &str, to: &str| map.rename_image("p", from, to).map_err(|error| error.to_string());
+    let rename =
+        |from: &str, to: &str| map.rename_image("p", from, to, None).map_err(|error| error.to_string());
     let before = map.images().unwrap();
     let vol = before[&key("vol")].clone();
     rename("vol", "data").unwrap();
@@ -168,10 +169,18 @@ pub(crate) fn images_get_other_names(map: &impl ClusterMap) {
     let trashed = Some(TrashedImage { name: "data".to_string(), until: 7 });
     let changed = ImageEntry { bytes: vol.bytes + 4096, trashed, ..vol.clone() };
     assert!(map.change_image("p", "data", &vol, &changed).unwrap());
-    rename("data", "trash.1").unwrap();
+    // An image that is another one than was read is neither renamed nor removed.
+    for known in [&vol, &other] {
+        let error = map.rename_image("p", "data", "more", Some(known)).unwrap_err().to_string();
+        assert_eq!(error, "image p/data was changed by another one at the same time");
+        let error = map.remove_image("p", "data", Some(known)).unwrap_err().to_string();
+        assert_eq!(error, "image p/data was changed by another one at the same time");
+    }
+    map.rename_image("p", "data", "more", Some(&changed)).unwrap();
+    rename("more", "trash.1").unwrap();
     assert_eq!(map.images().unwrap()[&key("trash.1")], changed);
     assert_eq!(map.images().unwrap()[&key("vol")], other);
-    let removed = map.remove_image("p", "vol").unwrap();
+    let removed = map.remove_image("p", "vol", None).unwrap();
     map.image_is_empty(&removed).unwrap();
     rename("trash.1", "vol").unwrap();
     assert!(map.change_image("p", "vol", &changed, &vol).unwrap());
@@ -315,7 +324,7 @@ pub(crate) fn a_backup_brings_back_what_was_there(map: &impl ClusterMap, empty: 
     // What is protected stays, and the protection is a part of the backup.
     let (small, large) = (large.clone(), ImageEntry { protected: true, ..large });
     assert!(map.change_image(&pool_name, &image, &small, &large).unwrap());
-    let refused = map.remove_image(&pool_name, &image).unwrap_err();
+    let refused = map.remove_image(&pool_name, &image, None).unwrap_err();
     assert!(matches!(refused, MapError::Protected(_)), "{refused}");
     let lock = |attach_epoch| ImageLock { attach_epoch, holders: Vec::new() };
     assert!(map.change_image_lock("p", large.volume, None, &lock(3)).unwrap());

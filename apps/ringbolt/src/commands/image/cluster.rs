@@ -59,6 +59,7 @@ pub(in crate::commands) fn run<T: 'static, F: Future<Output = Result<T, ReclaimE
 /// Creates an image, and prints how clients name it.
 pub(super) fn create(of: &ImageOwner, name: &str, bytes: u64, preallocate: bool) -> Result<(), CommandError> {
     store_client::check_size(bytes).map_err(CommandError::operation)?;
+    store_client::check_plain_name(name).map_err(CommandError::operation)?;
     let cluster = open(of)?;
     cluster.map().create_image(&of.pool, name, bytes).map_err(failed)?;
     if cluster.map().pools().map_err(failed)?.get(&of.pool).is_some_and(|it| it.class == PoolClass::Memory) {

@@ -8,7 +8,7 @@ use store_client::{Cluster, TrashEntry};
 use super::cluster::{RemovalProgress, open, run};
 use super::owner::{ImageOwner, mib, print_table};
 use crate::command_error::CommandError;
-use crate::console::stdout_line;
+use crate::console::{stderr_line, stdout_line};
 
 /// Seconds since 1970.
 fn now() -> u64 {
@@ -90,11 +90,19 @@ pub(super) fn purge(
     let Some(name) = name else {
         let mut expired = store_client::trash(&cluster).map_err(CommandError::operation)?;
         expired.retain(|entry| entry.trashed.until <= now());
+        // One that cannot be removed now keeps no other.
+        let mut failed = Ok(());
         for entry in &expired {
-            purge_one(&cluster, entry)?;
-            stdout_line!("{}/{} is removed", entry.pool, entry.trashed.name);
+            let TrashEntry { pool, trashed, .. } = entry;
+            match purge_one(&cluster, entry) {
+                Ok(()) => stdout_line!("{pool}/{} is removed", trashed.name),
+                Err(error) => {
+                    stderr_line!("ringbolt: {pool}/{} is not removed: {error}", trashed.name);
+                    failed = Err(CommandError::operation("some images in the trash are not removed"));
+                }
+            }
         }
-        return Ok(());
+        return failed;
     };
     let entry = store_client::trashed_image(&cluster, &of.pool, name, volume);
     let entry = entry.map_err(CommandError::operation)?;
