@@ -8,7 +8,6 @@ free. `rbd export` and `rbd import` judge what a bdev writes and reads. Without 
 """
 
 import atexit
-import ctypes
 import json
 import os
 import shutil
@@ -17,7 +16,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import uuid
 
@@ -327,85 +325,6 @@ def case_no_monitor(server):
     fails(server, "multiple of 512", "bdev_rbd_create", pool_name="rbd", rbd_name="x", block_size=500)
     fails(server, "nosuch_option", "bdev_rbd_create", pool_name="rbd", rbd_name="x", block_size=512,
           config={"nosuch_option": "1"})
-
-
-class ScsiDisk:
-    """A session with an iSCSI target, through libiscsi."""
-
-    def __init__(self, portal, target):
-        try:
-            self.library = ctypes.CDLL("libiscsi.so.7")
-        except OSError as error:
-            raise Skipped(f"libiscsi is not installed: {error}")
-        for name in ["iscsi_create_context", "iscsi_compareandwrite_sync"]:
-            getattr(self.library, name).restype = ctypes.c_void_p
-        self.session = ctypes.c_void_p(self.library.iscsi_create_context(b"iqn.2026-11.io.ringbolt:initiator"))
-        normal = 2
-        self.library.iscsi_set_session_type(self.session, normal)
-        self.library.iscsi_set_targetname(self.session, target.encode())
-        assert self.library.iscsi_full_connect_sync(self.session, portal.encode(), 0) == 0, portal
-
-    def compare_and_write(self, lba, expected, data):
-        """COMPARE AND WRITE of a block; whether it held what was expected."""
-        both = ctypes.create_string_buffer(expected + data, 1024)
-        zeroes = [0] * 5
-        task = self.library.iscsi_compareandwrite_sync(self.session, 0, ctypes.c_uint64(lba), both, 1024, 512, *zeroes)
-        assert task, "the session has ended"
-        status = ctypes.cast(task, ctypes.POINTER(ctypes.c_int)).contents.value
-        self.library.scsi_free_scsi_task(ctypes.c_void_p(task))
-        assert status in (0, 2), f"SCSI status {status}"
-        return status == 0
-
-
-def iscsi_disk(server, bdev):
-    server.rpc("iscsi_create_portal_group", tag=1, portals=[{"host": "127.0.0.1", "port": "0"}])
-    portal = f"127.0.0.1:{server.rpc('iscsi_get_portal_groups')[0]['portals'][0]['port']}"
-    server.rpc("iscsi_create_initiator_group", tag=1, initiators=["ANY"], netmasks=["127.0.0.0/8"])
-    server.rpc("iscsi_create_target_node", name="disk", alias_name="", pg_ig_maps=[{"pg_tag": 1, "ig_tag": 1}],
-               luns=[{"bdev_name": bdev, "lun_id": 0}])
-    return ScsiDisk(portal, "iqn.2016-06.io.spdk:disk")
-
-
-def case_compare_and_write(server):
-    """Two servers of one image, as two hosts would be, never both succeed with the same compare and write."""
-    cluster = ceph()
-    # Without the exclusive lock, which the two would pass to each other for each write.
-    cluster.rbd("create", "--size", "16M", "--image-feature", "layering", "compared")
-    with tempfile.TemporaryDirectory(prefix="interop-") as folder:
-        other = Server(folder)
-        try:
-            disks = []
-            for one in [server, other]:
-                options = {"config_file": cluster.config}
-                one.rpc("bdev_rbd_register_cluster", name="c", **options)
-                one.rpc("bdev_rbd_create", name="Rbd0", pool_name="rbd", rbd_name="compared", block_size=512, cluster_name="c")
-                disks.append(iscsi_disk(one, "Rbd0"))
-            counted = [0, 0]
-            block = lambda value: value.to_bytes(8, "little") + bytes(504)
-            rounds = 200
-
-            def count(index):
-                # Both try each number; one of them writes the next.
-                for value in range(rounds):
-                    counted[index] += disks[index].compare_and_write(9, block(value), block(value + 1))
-                    while disks[index].compare_and_write(9, block(value), block(value)):
-                        time.sleep(0.001)
-
-            threads = [threading.Thread(target=count, args=(index,)) for index in [0, 1]]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join(120)
-            assert not any(thread.is_alive() for thread in threads), counted
-            print(f"  {counted} of {rounds}")
-            assert sum(counted) == rounds and min(counted) > 0, counted
-            assert export("compared", folder)[9 * 512:10 * 512] == block(rounds)
-            # A block at the end of an object and one at the start of the next.
-            for lba in [8191, 8192]:
-                assert disks[0].compare_and_write(lba, bytes(512), block(lba))
-                assert not disks[1].compare_and_write(lba, bytes(512), block(7))
-        finally:
-            other.end()
 
 
 def case_cephx(server):

@@ -22,7 +22,5 @@ mod status;
 
 pub use channel::Channel;
 pub use protection::{ProtectedData, ProtectionFlags, ProtectionTags};
-pub use request::{
-    CompareAndWrite, Completion, Mismatch, Op, Payload, RegisteredPages, Request, RequestFlags, Tag,
-};
+pub use request::{Completion, Mismatch, Op, Payload, RegisteredPages, Request, RequestFlags, Tag};
 pub use status::{Errno, FabricsStatus, Status};

@@ -151,20 +151,6 @@ pub enum Payload<D> {
     Found(Option<u64>),
     /// The data of an [`Op::Compare`] that has failed with Compare Failure, and where it differs.
     Mismatch(Box<Mismatch<D>>),
-    /// Of [`Op::Write`]: data that is written if the range holds other data, in one operation of the device. Only a
-    /// device that takes it gets such a request; it fails with Compare Failure otherwise.
-    CompareAndWrite(Box<CompareAndWrite<D>>),
-}
-
-/// Both parts of a compare and write: [`Payload::CompareAndWrite`].
-#[derive(Debug)]
-pub struct CompareAndWrite<D> {
-    /// The data that is expected.
-    pub expected: D,
-    /// The data to write.
-    pub data: D,
-    /// After a Compare Failure, the first byte that differs, counted from the start of the data.
-    pub mismatch_offset: u64,
 }
 
 /// Pages of the kernel that the core's io_uring has as a registered buffer: [`Payload::Registered`]. They have no address

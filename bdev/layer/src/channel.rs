@@ -145,11 +145,7 @@ impl BdevChannel {
             writes_in_flight: 0,
             inflight_writes: device.range_locks.register_channel(),
             blocked: Vec::new(),
-            compares: CompareQueue::new(
-                core.pool().clone(),
-                geometry,
-                bdev.compare_and_write_boundary_blocks(),
-            ),
+            compares: CompareQueue::new(core.pool().clone(), geometry),
             parts: PartQueue::new(bdev.io_limits(), geometry, core.pool().clone()),
             last_poll_ticks: 0,
             scheduler,

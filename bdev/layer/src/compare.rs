@@ -1,5 +1,4 @@
-//! Compare, and fused compare-and-write, which the layer implements for every module: read, compare, write. A module
-//! that has an operation for the fused pair gets one request.
+//! Compare, and fused compare-and-write, which the layer implements for every module: read, compare, write.
 //!
 //! The data is read into the request's own memory, whose expected content is saved first and restored afterwards:
 //! a compare needs no second buffer, so that it never waits for one. Memory that others can read or write, external or
@@ -8,7 +7,7 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use block_io::{CompareAndWrite, Mismatch, Op, Payload, Request as RingRequest, Status, Tag};
+use block_io::{Mismatch, Op, Payload, Request as RingRequest, Status, Tag};
 use dma::{BUFFER_BYTES_MAX, Data, Pool};
 use slots::{Slab, Slot};
 
@@ -31,8 +30,6 @@ pub(crate) struct CompareQueue {
     tags: InternalTags,
     pool: Pool,
     geometry: BdevGeometry,
-    /// See [`Bdev::compare_and_write_boundary_blocks`](crate::Bdev::compare_and_write_boundary_blocks).
-    module_boundary_blocks: Option<u32>,
     queued: VecDeque<QueuedCompare>,
     active: Slab<ActiveCompare>,
     /// Internal reads and writes that the module has not accepted yet.
@@ -63,21 +60,14 @@ enum ComparePhase {
     Reading,
     /// The internal write is queued or in flight.
     Writing,
-    /// The module has the compare and the write as one request, or it is queued for it.
-    AtModule,
 }
 
 impl CompareQueue {
-    pub(crate) fn new(
-        pool: Pool,
-        geometry: BdevGeometry,
-        module_boundary_blocks: Option<u32>,
-    ) -> CompareQueue {
+    pub(crate) fn new(pool: Pool, geometry: BdevGeometry) -> CompareQueue {
         CompareQueue {
             tags: InternalTags::new(),
             pool,
             geometry,
-            module_boundary_blocks,
             queued: VecDeque::new(),
             active: Slab::with_capacity(ACTIVE_MAX),
             internal: Vec::new(),
@@ -142,15 +132,10 @@ impl CompareQueue {
                     active.phase = ComparePhase::DrainingWrites;
                 }
             }
-            if active.phase != ComparePhase::DrainingWrites
-                || !active.lock.is_none_or(|id| locks.is_granted(id))
+            if active.phase == ComparePhase::DrainingWrites
+                && active.lock.is_none_or(|id| locks.is_granted(id))
+                && let Some(read) = active.start_read(&self.pool, &self.tags, slot)
             {
-                continue;
-            }
-            if let Some(both) = active.start_at_module(self.module_boundary_blocks, &self.tags, slot) {
-                active.phase = ComparePhase::AtModule;
-                self.internal.push(both);
-            } else if let Some(read) = active.start_read(&self.pool, &self.tags, slot) {
                 active.phase = ComparePhase::Reading;
                 self.internal.push(read);
             }
@@ -169,9 +154,7 @@ impl CompareQueue {
             unreachable!("slot {slot:?} completed and is not in the table")
         };
         let (status, mut internal) = (completion.status(), completion.into_request());
-        if active.phase == ComparePhase::AtModule {
-            active.end_at_module(internal.payload, status, finished);
-        } else if active.phase == ComparePhase::Reading {
+        if active.phase == ComparePhase::Reading {
             let result = active.compare_data(&self.geometry, status, internal.take_data());
             if let Some(compare) = active.compare.take() {
                 finished.push(compare.complete(result));
@@ -205,9 +188,7 @@ impl CompareQueue {
             let slot = self.tags.slot(&completion).expect("an internal request");
             let mut internal = completion.into_request();
             let Some(active) = self.active.get_mut(slot) else { continue };
-            if active.phase == ComparePhase::AtModule {
-                active.restore(internal.payload);
-            } else if active.phase == ComparePhase::Reading {
+            if active.phase == ComparePhase::Reading {
                 active.compare_data(&self.geometry, status, internal.take_data());
             } else if let Some(write) = &mut active.write {
                 write.payload = internal.payload;
@@ -244,59 +225,6 @@ impl CompareQueue {
 }
 
 impl ActiveCompare {
-    /// The request for a module that compares and writes in one operation; `None` if the layer has to do it.
-    fn start_at_module(
-        &mut self,
-        boundary_blocks: Option<u32>,
-        tags: &InternalTags,
-        slot: Slot,
-    ) -> Option<Request> {
-        let boundary_blocks = u64::from(boundary_blocks?);
-        let (compare, write) = (self.compare.as_mut()?, self.write.as_mut()?);
-        let last = compare.lba + u64::from(compare.blocks).saturating_sub(1);
-        let is_inside = boundary_blocks == 0 || compare.lba / boundary_blocks == last / boundary_blocks;
-        let is_data = |request: &Request| matches!(request.payload, Payload::Data(_));
-        if !is_inside || !is_data(compare) || !is_data(write) {
-            return None;
-        }
-        let (expected, data) = (compare.take_data()?, write.take_data()?);
-        let mut internal = RingRequest::new(Tag(0), Op::Write, write.lba, write.blocks);
-        internal.payload =
-            Payload::CompareAndWrite(Box::new(CompareAndWrite { expected, data, mismatch_offset: 0 }));
-        (internal.flow, internal.issued_ticks, internal.flags) =
-            (write.flow, write.issued_ticks, write.flags);
-        tags.mark(&mut internal, slot);
-        Some(internal)
-    }
-
-    /// Gives compare and write their data back. Returns where it differs, if it does.
-    fn restore(&mut self, payload: Payload<Data>) -> u64 {
-        let Payload::CompareAndWrite(both) = payload else { return 0 };
-        let CompareAndWrite { expected, data, mismatch_offset } = *both;
-        if let Some(compare) = &mut self.compare {
-            compare.payload = Payload::Data(expected);
-        }
-        if let Some(write) = &mut self.write {
-            write.payload = Payload::Data(data);
-        }
-        mismatch_offset
-    }
-
-    /// Completes compare and write with what the module has returned.
-    fn end_at_module(&mut self, payload: Payload<Data>, status: Status, finished: &mut Vec<Completion>) {
-        let offset = self.restore(payload);
-        let Some(mut compare) = self.compare.take() else { return };
-        // Whatever fails, nothing is written.
-        let written = if status.is_success() { status } else { Status::FUSED_FAILED };
-        if status.same_code(Status::COMPARE_FAILURE)
-            && let Some(data) = compare.take_data()
-        {
-            compare.payload = Payload::Mismatch(Box::new(Mismatch { data, offset }));
-        }
-        finished.push(compare.complete(status));
-        finished.extend(self.write.take().map(|write| write.complete(written)));
-    }
-
     /// Saves the expected data and returns the internal read; `None` without a buffer for it.
     fn start_read(&mut self, pool: &Pool, tags: &InternalTags, slot: Slot) -> Option<Request> {
         let compare = self.compare.as_mut()?;

@@ -234,13 +234,6 @@ pub trait Bdev: Any + Send + Sync {
         None
     }
 
-    /// Whether the module executes a fused compare and write as one request, an [`Op::Write`] with
-    /// [`Payload::CompareAndWrite`](block_io::Payload::CompareAndWrite): one that crosses no multiple of this many
-    /// blocks; 0 for any. The layer executes all others itself, atomic among the users of the device in this process.
-    fn compare_and_write_boundary_blocks(&self) -> Option<u32> {
-        None
-    }
-
     /// Whether the device rejects writes, however it is opened.
     fn read_only(&self) -> bool {
         false

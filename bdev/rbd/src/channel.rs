@@ -4,16 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use bdev::{Completion, Request, uring};
-use block_io::{Channel, CompareAndWrite, Errno, Op, Payload, RequestFlags, Status};
+use block_io::{Channel, Errno, Op, Payload, RequestFlags, Status};
 use dma::Data;
 use rbd::{ImageCompletion, ImageOperation, ImageQueue};
 use reactor::{Core, Period, PollResult, Poller, Shutdown};
 use slots::{Slab, Slot};
 
 use crate::image::{DEPTH, ImageState};
-
-/// The result of a compare and write that finds other data: `EILSEQ`.
-const DIFFERS: i64 = -84;
 
 pub(crate) struct RbdChannel {
     core: Core,
@@ -58,9 +55,6 @@ impl RbdChannel {
             bytes = u64::from(request.blocks) * u64::from(self.block_size);
         }
         let Some(queue) = &mut self.queue else { return };
-        if matches!(request.payload, Payload::CompareAndWrite(_)) {
-            return self.start_compare(request, offset);
-        }
         let data: Option<Data> = request.take_data();
         let Ok(slot) = self.active.insert(request) else {
             unreachable!("the layer admits no more than {DEPTH} requests")
@@ -68,25 +62,6 @@ impl RbdChannel {
         let Err(data) = queue.start(operation, offset, bytes, data, slot.to_bits()) else { return };
         if let Some(mut request) = self.active.remove(slot) {
             request.payload = Payload::from_data(data);
-            self.rejected.push(request.complete(Status::COMMAND_INTERRUPTED));
-        }
-    }
-
-    fn start_compare(&mut self, mut request: Request, offset: u64) {
-        let Some(queue) = &mut self.queue else { return };
-        let Payload::CompareAndWrite(both) = std::mem::take(&mut request.payload) else { return };
-        let is_durable = request.flags.contains(RequestFlags::FUA);
-        let Ok(slot) = self.active.insert(request) else {
-            unreachable!("the layer admits no more than {DEPTH} requests")
-        };
-        let CompareAndWrite { expected, data, .. } = *both;
-        let Err((expected, data)) = queue.start_compare(offset, (expected, data), is_durable, slot.to_bits())
-        else {
-            return;
-        };
-        if let Some(mut request) = self.active.remove(slot) {
-            request.payload =
-                Payload::CompareAndWrite(Box::new(CompareAndWrite { expected, data, mismatch_offset: 0 }));
             self.rejected.push(request.complete(Status::COMMAND_INTERRUPTED));
         }
     }
@@ -140,17 +115,10 @@ impl Channel for RbdChannel {
         for ended in self.done.drain(..) {
             let Some(mut request) = self.active.remove(Slot::from_bits(ended.tag)) else { continue };
             let bytes = u64::from(request.blocks) * u64::from(self.block_size);
-            let status = match ended.compared {
-                Some(_) if ended.result == DIFFERS => Status::COMPARE_FAILURE.do_not_retry(),
-                _ => status(request.op, bytes, ended.result),
-            };
-            request.payload = match (ended.compared, ended.data) {
-                (Some((expected, mismatch_offset)), Some(data)) => {
-                    Payload::CompareAndWrite(Box::new(CompareAndWrite { expected, data, mismatch_offset }))
-                }
-                (_, None) => request.payload,
-                (None, data) => Payload::from_data(data),
-            };
+            let status = status(request.op, bytes, ended.result);
+            if ended.data.is_some() {
+                request.payload = Payload::from_data(ended.data);
+            }
             sink.push(request.complete(status));
         }
         sink.len() - before

@@ -130,11 +130,6 @@ impl Bdev for RbdBdev {
         DEPTH
     }
 
-    /// The library compares and writes within an object.
-    fn compare_and_write_boundary_blocks(&self) -> Option<u32> {
-        Some(self.geometry.optimal_io_boundary_blocks).filter(|blocks| *blocks > 0)
-    }
-
     fn open(&self, core: &reactor::Core) -> Result<BoxedChannel, BdevError> {
         let removed = || BdevError::Removed { name: self.config.name.clone() };
         let image = self.state.image().ok_or_else(removed)?;

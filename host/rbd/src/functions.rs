@@ -98,9 +98,6 @@ library! {
         rbd_aio_readv: fn(Handle, *const libc::iovec, c_int, u64, Handle) -> c_int;
         rbd_aio_writev: fn(Handle, *const libc::iovec, c_int, u64, Handle) -> c_int;
         rbd_aio_flush: fn(Handle, Handle) -> c_int;
-        rbd_aio_compare_and_write: fn(
-            Handle, u64, usize, *const c_char, *const c_char, Handle, *mut u64, c_int
-        ) -> c_int;
         rbd_aio_write_zeroes: fn(Handle, u64, usize, Handle, c_int, c_int) -> c_int;
     }
 }

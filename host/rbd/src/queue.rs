@@ -29,11 +29,6 @@ pub enum ImageOperation {
     Write,
     /// As [`Write`](Self::Write), and then a [`Flush`](Self::Flush).
     WriteDurable,
-    /// Writes the data to it if it holds other data, of [`ImageQueue::start_compare`]; fails with `EILSEQ` if not.
-    CompareAndWrite {
-        /// A flush follows.
-        is_durable: bool,
-    },
     /// Waits until all writes that have completed are on the OSDs' disks. It has no range.
     Flush,
     /// Reads return zeroes afterwards. Whole objects are removed, unless it `allocates`.
@@ -54,8 +49,6 @@ pub struct ImageCompletion {
     pub result: i64,
     /// The data of the operation.
     pub data: Option<Data>,
-    /// Of a compare: the data that was expected, and the first byte that differs, if one does.
-    pub compared: Option<(Data, u64)>,
 }
 
 /// One core's operations on an image.
@@ -81,16 +74,7 @@ struct ImageSlot {
     /// The library may read them until the operation completes.
     vectors: Vec<libc::iovec>,
     flushes: bool,
-    compare: Option<Box<CompareBuffers>>,
     context: Box<CallbackContext>,
-}
-
-/// What the library reads and writes of a compare: it takes memory in one piece.
-struct CompareBuffers {
-    expected: Data,
-    expected_bytes: Vec<u8>,
-    data_bytes: Vec<u8>,
-    mismatch: u64,
 }
 
 /// What the callback of a slot's operation gets.
@@ -115,7 +99,6 @@ impl ImageQueue {
             data: None,
             vectors: Vec::new(),
             flushes: false,
-            compare: None,
             context: Box::new(CallbackContext { functions, index, sender: sender.clone() }),
         };
         ImageQueue {
@@ -166,7 +149,7 @@ impl ImageQueue {
         }
         let Some(index) = self.free.pop() else { return Err(data) };
         let slot = &mut self.slots[index as usize];
-        (slot.tag, slot.data, slot.compare) = (tag, data, None);
+        (slot.tag, slot.data) = (tag, data);
         slot.flushes = matches!(
             operation,
             ImageOperation::WriteDurable | ImageOperation::WriteZeroes { is_durable: true, .. }
@@ -182,41 +165,10 @@ impl ImageQueue {
         Ok(())
     }
 
-    /// Starts an [`ImageOperation::CompareAndWrite`] of `data` at `offset`, which may not cross the end of an object.
-    /// Other clients of the image see it as one operation. It copies both.
-    ///
-    /// # Errors
-    /// Gives both back if as many operations as the depth are in flight.
-    ///
-    /// # Panics
-    /// If their lengths differ.
-    pub fn start_compare(
-        &mut self,
-        offset: u64,
-        (expected, data): (Data, Data),
-        is_durable: bool,
-        tag: u64,
-    ) -> Result<(), (Data, Data)> {
-        assert!(expected.len() == data.len(), "{} bytes for {}", expected.len(), data.len());
-        let Some(index) = self.free.pop() else { return Err((expected, data)) };
-        let (bytes, slot) = (data.len(), &mut self.slots[index as usize]);
-        let copy = |from: &Data| {
-            let mut to = vec![0; bytes];
-            from.copy_to(0, &mut to);
-            to
-        };
-        let (expected_bytes, data_bytes) = (copy(&expected), copy(&data));
-        slot.compare = Some(Box::new(CompareBuffers { expected, expected_bytes, data_bytes, mismatch: 0 }));
-        (slot.tag, slot.data, slot.flushes) = (tag, Some(data), is_durable);
-        slot.vectors.clear();
-        self.submit(index, ImageOperation::CompareAndWrite { is_durable }, offset, bytes as u64);
-        Ok(())
-    }
-
     /// Passes the operation of a slot to the library.
     fn submit(&mut self, index: u32, operation: ImageOperation, offset: u64, bytes: u64) {
         let (rbd, image) = (&self.functions.rbd, self.handle);
-        let slot = &mut self.slots[index as usize];
+        let slot = &self.slots[index as usize];
         let argument = ptr::from_ref::<CallbackContext>(&slot.context).cast_mut().cast::<c_void>();
         let mut completion = ptr::null_mut();
         // SAFETY: the completion is written. The context is in a box that stays until the operation has
@@ -235,16 +187,6 @@ impl ImageQueue {
             ImageOperation::Write | ImageOperation::WriteDurable => {
                 // SAFETY: as of a read.
                 unsafe { (rbd.rbd_aio_writev)(image, vectors, count, offset, completion) }
-            }
-            ImageOperation::CompareAndWrite { .. } => {
-                let Some(compare) = &mut slot.compare else { unreachable!("a compare has its buffers") };
-                let (expected, data) =
-                    (compare.expected_bytes.as_ptr().cast(), compare.data_bytes.as_ptr().cast());
-                let (length, mismatch) = (bytes as usize, &raw mut compare.mismatch);
-                let start = rbd.rbd_aio_compare_and_write;
-                // SAFETY: the image is open. The slot keeps both buffers, of this length, and the box with the number
-                // until the operation has completed.
-                unsafe { start(image, offset, length, expected, data, completion, mismatch, 0) }
             }
             ImageOperation::Flush => {
                 // SAFETY: the image is open.
@@ -281,8 +223,7 @@ impl ImageQueue {
     fn complete(&mut self, index: u32, result: i64, out: &mut Vec<ImageCompletion>) {
         let slot = &mut self.slots[index as usize];
         self.free.push(index);
-        let compared = slot.compare.take().map(|compare| (compare.expected, compare.mismatch));
-        out.push(ImageCompletion { tag: slot.tag, result, data: slot.data.take(), compared });
+        out.push(ImageCompletion { tag: slot.tag, result, data: slot.data.take() });
     }
 }
 

@@ -30,7 +30,6 @@ struct Scripted {
     room: u32,
     resets: bool,
     takes_registered: bool,
-    compare_and_write_boundary_blocks: Option<u32>,
     closed: AtomicU32,
 }
 
@@ -52,7 +51,6 @@ impl Scripted {
             room: u32::MAX,
             resets: false,
             takes_registered: false,
-            compare_and_write_boundary_blocks: None,
             closed: AtomicU32::new(0),
         }
     }
@@ -91,10 +89,6 @@ impl Bdev for Scripted {
         self.takes_registered.then_some(512)
     }
 
-    fn compare_and_write_boundary_blocks(&self) -> Option<u32> {
-        self.compare_and_write_boundary_blocks
-    }
-
     fn depth(&self) -> u32 {
         self.depth
     }
@@ -117,13 +111,7 @@ impl block_io::Channel for ScriptedChannel {
     fn poll(&mut self, sink: &mut Vec<Completion>) -> usize {
         let mut completed = self.completed.borrow_mut();
         let count = completed.len();
-        sink.extend(completed.drain(..).map(|request| {
-            let status = match &request.payload {
-                Payload::CompareAndWrite(both) if both.mismatch_offset > 0 => Status::COMPARE_FAILURE,
-                _ => Status::SUCCESS,
-            };
-            request.complete(status)
-        }));
+        sink.extend(completed.drain(..).map(|request| request.complete(Status::SUCCESS)));
         count
     }
 }
@@ -255,57 +243,6 @@ fn a_compare_is_executed_by_the_layer_even_if_the_module_says_that_it_supports_i
     harness.channel.submit(&mut vec![compare]);
     let ops: Vec<Op> = harness.submitted.borrow().iter().map(|request| request.op).collect();
     assert_eq!(ops, [Op::Read]);
-}
-
-#[test]
-fn a_module_that_compares_and_writes_gets_both_as_one_request() {
-    let module = Scripted { compare_and_write_boundary_blocks: Some(8), ..Scripted::new(64) };
-    let mut harness = ChannelHarness::new(module, Access::ReadWrite);
-    for mismatch_offset in [0, 600] {
-        let (mut expected, mut data) = (harness.buffer(2), harness.buffer(2));
-        expected.as_mut_slice().fill(1);
-        data.as_mut_slice().fill(2);
-        let compare = Request {
-            flags: RequestFlags::FUSED,
-            payload: Payload::Data(expected.into()),
-            ..Request::new(Tag(1), Op::Compare, 6, 2)
-        };
-        let write = Request { flags: RequestFlags::FUA, ..Request::write(Tag(2), 6, 2, data) };
-        harness.channel.submit(&mut vec![compare, write]);
-        {
-            let mut submitted = harness.submitted.borrow_mut();
-            assert_eq!((submitted.len(), submitted[0].op, submitted[0].lba), (1, Op::Write, 6));
-            assert_eq!(submitted[0].flags, RequestFlags::FUA | RequestFlags::INTERNAL);
-            let Payload::CompareAndWrite(both) = &mut submitted[0].payload else { panic!("{submitted:?}") };
-            let first = |data: &dma::Data| data.single().unwrap().as_slice()[0];
-            assert_eq!((first(&both.expected), first(&both.data)), (1, 2));
-            both.mismatch_offset = mismatch_offset;
-        }
-        harness.complete(1);
-        let mut done = Vec::new();
-        harness.channel.poll(&mut done);
-        let [compare, write] = &done[..] else { panic!("{done:?}") };
-        assert_eq!((compare.tag(), write.tag()), (Tag(1), Tag(2)));
-        let written = write.request().data().unwrap().single().unwrap();
-        assert!(written.as_slice().iter().all(|byte| *byte == 2));
-        if mismatch_offset == 0 {
-            assert_eq!((compare.status(), write.status()), (Status::SUCCESS, Status::SUCCESS));
-            assert!(matches!(compare.request().payload, Payload::Data(_)));
-        } else {
-            assert_eq!((compare.status(), write.status()), (Status::COMPARE_FAILURE, Status::FUSED_FAILED));
-            let Payload::Mismatch(mismatch) = &compare.request().payload else { panic!("{compare:?}") };
-            assert_eq!((mismatch.offset, mismatch.data.len()), (600, 1024));
-        }
-    }
-    // Across the boundary the layer reads, compares and writes.
-    let (expected, data) = (harness.buffer(2), harness.buffer(2));
-    let compare = Request {
-        flags: RequestFlags::FUSED,
-        payload: Payload::Data(expected.into()),
-        ..Request::new(Tag(1), Op::Compare, 7, 2)
-    };
-    harness.channel.submit(&mut vec![compare, Request::write(Tag(2), 7, 2, data)]);
-    assert_eq!(harness.submitted.borrow()[0].op, Op::Read);
 }
 
 #[test]
