@@ -68,8 +68,8 @@ impl Module for Framework {
             Method::of_plane("load_config", load_config)
                 .text("Applies a configuration. Stops at the first call that fails.", "true"),
             Method::of_plane("job_get", get_jobs)
-                .text("Lists the methods that run as jobs, the examinations of devices that take long, and those that have \
-                     ended lately. Not an SPDK method.",
+                .text("Lists the methods that run as jobs, the examinations of devices that take long, and \
+                     those that have ended lately. Not an SPDK method.",
                     "array of `job`, `method`, `bdev`, `state`, `seconds`, `done`, `total`, `unit`, `result` or `error`")
                 .errors(&[(RpcError::ENODEV, "there is no such job")]),
             Method::of_plane("job_cancel", cancel_job)

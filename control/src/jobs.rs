@@ -109,13 +109,15 @@ impl JobHandle {
         state.on_cancel = Some(Box::new(action));
     }
 
-    /// Runs a short part of the job as an update: others wait for it, and it for them. `change` starts no other.
+    /// Runs a short part of the job as an update: others wait for it, and it for them. `change` starts no
+    /// other.
     pub fn update<R>(&self, change: impl FnOnce() -> R) -> R {
         let _guard = sync::lock(&self.0.update_lock);
         change()
     }
 
-    /// From here the job cannot be cancelled: `job_cancel` fails. Fails itself if the job was cancelled before.
+    /// From here the job cannot be cancelled: `job_cancel` fails. Fails itself if the job was cancelled
+    /// before.
     pub fn commit(&self) -> Result<(), RpcError> {
         let mut state = self.0.lock();
         self.check()?;
@@ -235,8 +237,8 @@ impl Jobs {
         Ok(job)
     }
 
-    /// Begins a job of the examination of a device, which [`JobHandle::end`] ends. Beyond the limit of jobs it
-    /// is not listed.
+    /// Begins a job of the examination of a device, which [`JobHandle::end`] ends. Beyond the limit of jobs
+    /// it is not listed.
     pub(crate) fn begin(&self, method: &'static str, bdev: &str) -> JobHandle {
         self.add(method, Some(bdev)).map_or_else(|_| JobHandle::standalone(), JobHandle)
     }

@@ -1,4 +1,5 @@
-//! Clients with keys of their own: their rights on pools, keys that no node takes, and keys that are deleted under load.
+//! Clients with keys of their own: their rights on pools, keys that no node takes, and keys that are deleted
+//! under load.
 #![allow(clippy::unwrap_used)]
 
 mod rig;
@@ -43,8 +44,8 @@ impl KeyRig {
         self.cluster.run(&command.into_iter().chain(pools).collect::<Vec<_>>())
     }
 
-    /// The directory of a client with a new key, which nodes take. Its map is here that of the cluster; with etcd it would be
-    /// the URLs.
+    /// The directory of a client with a new key, which nodes take. Its map is here that of the cluster; with
+    /// etcd it would be the URLs.
     fn client(&self, name: &str, pools: &[&str], readable: &str) -> PathBuf {
         let path = self.directory.join(name);
         std::fs::create_dir(&path).unwrap();

@@ -4,8 +4,8 @@ bitflags::bitflags! {
     /// What a device does with protection information: the bits of PRINFO, and STC (NVM 1.0, section 3.2).
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub struct ProtectionFlags: u8 {
-        /// PRACT: the device generates the protection information of a write, and checks and strips that of a read. The
-        /// data is then without metadata if that is nothing else.
+        /// PRACT: the device generates the protection information of a write, and checks and strips that of a
+        /// read. The data is then without metadata if that is nothing else.
         const ACTION = 1 << 3;
         /// PRCHK: check the guard.
         const CHECK_GUARD = 1 << 2;
@@ -32,8 +32,8 @@ impl ProtectionFlags {
     }
 }
 
-/// The tags of a range of blocks: generated, or expected where they are checked. Bits beyond those that a tag has in the
-/// format of a device are ignored.
+/// The tags of a range of blocks: generated, or expected where they are checked. Bits beyond those that a tag
+/// has in the format of a device are ignored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ProtectionTags {
     /// Reference tag of the first block; for type 1 the low bits of its LBA.
@@ -46,9 +46,11 @@ pub struct ProtectionTags {
     pub application_mask: u16,
 }
 
-/// The payload of a read or write with metadata or protection: [`Payload::Protected`](crate::Payload::Protected).
+/// The payload of a read or write with metadata or protection:
+/// [`Payload::Protected`](crate::Payload::Protected).
 ///
-/// Requests without either carry their data in place; this one costs an allocation, less than the checksum of a block.
+/// Requests without either carry their data in place; this one costs an allocation, less than the checksum of
+/// a block.
 #[derive(Debug)]
 pub struct ProtectedData<D> {
     /// The blocks: data with interleaved metadata, or data alone if the metadata is separate or stripped.

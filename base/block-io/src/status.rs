@@ -117,9 +117,9 @@ statuses! {
 
 /// The status of a Connect or Disconnect command.
 ///
-/// Status codes 80h to BFh of type 1 belong to the command: 1/82 is "Attempted Write to Read Only Range" of an
-/// I/O command and "Connect Invalid Parameters" of Connect. [`Status`] names them as I/O commands mean them; this type
-/// names them as the Fabrics commands do. Every other code means the same in both.
+/// Status codes 80h to BFh of type 1 belong to the command: 1/82 is "Attempted Write to Read Only Range" of
+/// an I/O command and "Connect Invalid Parameters" of Connect. [`Status`] names them as I/O commands mean
+/// them; this type names them as the Fabrics commands do. Every other code means the same in both.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct FabricsStatus(pub Status);
 
@@ -145,8 +145,8 @@ macro_rules! fabrics_statuses {
     };
 }
 
-// NVM Express Base Specification 2.0, section 4.2.3.2, and the status values of Connect (section 6.3.1) and Disconnect
-// (section 6.4).
+// NVM Express Base Specification 2.0, section 4.2.3.2, and the status values of Connect (section 6.3.1) and
+// Disconnect (section 6.4).
 fabrics_statuses! {
     CONNECT_INCOMPATIBLE_FORMAT = 0x1, 0x80, "Connect Incompatible Format", 22;
     CONNECT_CONTROLLER_BUSY = 0x1, 0x81, "Connect Controller Busy", 16;

@@ -22,9 +22,9 @@ const CACHE_REGIONS: usize = 1024;
 /// How often a read is repeated whose blocks are written meanwhile; then it is not verified.
 const RETRIES_MAX: u32 = 8;
 
-/// Passes requests on, with tags of its own. Reads are compared with the checksums of their blocks, and writes
-/// leave theirs. A region that the channel does not know is asked for, and so is one for a write that is not
-/// open; meanwhile the request is parked.
+/// Passes requests on, with tags of its own. Reads are compared with the checksums of their blocks, and
+/// writes leave theirs. A region that the channel does not know is asked for, and so is one for a write that
+/// is not open; meanwhile the request is parked.
 pub(crate) struct ChecksumChannel {
     shared: Arc<ChecksumShared>,
     base: BaseChannel,

@@ -32,8 +32,8 @@ pub fn checksums_name(base: &BlockDevice) -> String {
     format!("{}_checksums", base.name())
 }
 
-/// Registers the data of a device as `NAME_checksums`, and starts its owner. `id` is that of the checksums which
-/// are there, if any. Nothing is written before [`ChecksumBdev::begin`].
+/// Registers the data of a device as `NAME_checksums`, and starts its owner. `id` is that of the checksums
+/// which are there, if any. Nothing is written before [`ChecksumBdev::begin`].
 ///
 /// # Errors
 /// [`BdevError::Exists`] if the name is in use; [`BdevError::Removed`] if the base or the core has gone.
@@ -82,14 +82,15 @@ impl ChecksumBdev {
         self.base.device()
     }
 
-    /// Begins to verify data, with the checksums that the device has: those of the data, but where a write was
-    /// in progress. Once, before data is read or written.
+    /// Begins to verify data, with the checksums that the device has: those of the data, but where a write
+    /// was in progress. Once, before data is read or written.
     pub fn begin(&self, describe: DescribeOffset) {
         self.shared.begin(self.shared.id(), TableStart::Believed, describe);
     }
 
-    /// The same with new checksums, called `id`, since those of the device, if any, may be of other data. They are
-    /// computed of what is there now in the regions of 1 MiB whose bits are set in `dirty`, lowest first.
+    /// The same with new checksums, called `id`, since those of the device, if any, may be of other data.
+    /// They are computed of what is there now in the regions of 1 MiB whose bits are set in `dirty`, lowest
+    /// first.
     pub fn begin_anew(&self, id: ChecksumsId, dirty: Vec<u8>, describe: DescribeOffset) {
         self.shared.begin(id, TableStart::Anew(dirty), describe);
     }
@@ -99,7 +100,7 @@ impl ChecksumBdev {
         self.shared.wait_started(timeout)
     }
 
-    /// Writes all checksums, and waits until they are durable; for a device to which nobody writes any more.
+    /// Writes all checksums, and waits until they are durable; for a device that is not written any more.
     /// Returns whether they are in time.
     pub fn settle(&self, timeout: Duration) -> bool {
         if !self.shared.is_active() || self.shared.is_closed() {

@@ -14,8 +14,8 @@ pub struct ChecksumLayout {
 }
 
 impl ChecksumLayout {
-    /// The layout of a device of this size, for data in whole `unit_bytes`, a multiple of 4096; `None` if there is
-    /// no space for any.
+    /// The layout of a device of this size, for data in whole `unit_bytes`, a multiple of 4096; `None` if
+    /// there is no space for any.
     pub fn within(device_bytes: u64, unit_bytes: u64, data_start: u64) -> Option<ChecksumLayout> {
         let layout = |units: u64| ChecksumLayout { data_start, data_bytes: units * unit_bytes };
         // The most for which there is space: more data needs more checksums.

@@ -1,9 +1,9 @@
 //! Checksums of the data on a device: what is read is compared with what was written.
 //!
-//! [`ChecksumBdev`] stands on a device that has data from its start, and a CRC32C of each 4 KiB of it after the
-//! data ([`ChecksumLayout`], `wire_blob::ChecksumHeader`). A read of other data than was written fails with
-//! Unrecovered Read Error, is counted, and the log names it. What others find on the device is the data, where
-//! they expect it.
+//! [`ChecksumBdev`] stands on a device that has data from its start, and a CRC32C of each 4 KiB of it after
+//! the data ([`ChecksumLayout`], `wire_blob::ChecksumHeader`). A read of other data than was written fails
+//! with Unrecovered Read Error, is counted, and the log names it. What others find on the device is the data,
+//! where they expect it.
 //!
 //! ```
 //! let layout = bdev_checksums::ChecksumLayout::within(64 << 20, 1 << 20, 1 << 20).expect("there is space");
@@ -22,9 +22,9 @@
 //! are to be believed ([`ChecksumBdev::begin`]); until then, nothing is verified.
 //!
 //! # State
-//! `table` is the owner's state, sans-IO: which regions are in memory, and which bits are set. `region` has the
-//! checksums of one, which all cores share, a word for each block. `owner` runs the table on one core, and
-//! channels ask it by mailbox for regions that they do not know.
+//! `table` is the owner's state, sans-IO: which regions are in memory, and which bits are set. `region` has
+//! the checksums of one, which all cores share, a word for each block. `owner` runs the table on one core,
+//! and channels ask it by mailbox for regions that they do not know.
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 

@@ -181,9 +181,9 @@ impl ChecksumOwner {
         self.log.next_at_ns = now_ns + LOG_NS;
         log::error!(
             target: "checksums",
-            "{} returns other data at byte {offset} than was written there, of {whose}{others}: the read fails, and \
-             so does each until the block is written again; restore it from a copy, list what else is damaged with \
-             `ringbolt blob check --data`, and replace the device",
+            "{} returns other data at byte {offset} than was written there, of {whose}{others}: the read \
+             fails, and so does each until the block is written again; restore it from a copy, list what \
+             else is damaged with `ringbolt blob check --data`, and replace the device",
             self.shared.name
         );
     }
@@ -224,8 +224,8 @@ impl ChecksumOwner {
             if failures > 0 {
                 log::warn!(
                     target: "checksums",
-                    "{failures} writes of checksums to {} have failed: writes to data of which they say that it \
-                     changes fail too",
+                    "{failures} writes of checksums to {} have failed: writes to data of which they say that \
+                     it changes fail too",
                     self.shared.name
                 );
             }
@@ -233,7 +233,8 @@ impl ChecksumOwner {
         while let Some(granted) = table.next_granted() {
             count += 1;
             let Some((seat, token)) = self.seats.remove(&granted.token) else { continue };
-            // A mailbox has a place for each request of its channel, and a channel that is gone wants nothing.
+            // A mailbox has a place for each request of its channel, and a channel that is gone wants
+            // nothing.
             _ = seat.send(Granted { token, ..granted });
         }
         if table.is_started() {

@@ -44,7 +44,7 @@ pub(crate) enum Written {
     Data(u32),
     /// What only the device knows: a part of the block was written, or the write has failed.
     Other,
-    /// What nobody relies on.
+    /// What no user relies on.
     Nothing,
 }
 
@@ -176,8 +176,8 @@ impl ChecksumRegion {
         (0..CHECKSUMS_PER_REGION).any(|at| self.block(at).0 & BlockState::STALE > 0)
     }
 
-    /// Sets the checksums of stale blocks from what the device has; without, it could not be read. No write may
-    /// be in flight.
+    /// Sets the checksums of stale blocks from what the device has; without, it could not be read. No write
+    /// may be in flight.
     pub(crate) fn set_read(&self, content: Option<&[u8]>) {
         for (at, block) in self.blocks.iter().enumerate() {
             let bytes = wire_blob::CHECKSUM_BLOCK_BYTES as usize;

@@ -1,13 +1,13 @@
 //! The checksums of a device, on the core that owns them. Sans-IO.
 //!
 //! A region's bit is set durably before the first write to it, and then its checksums are only in memory: a
-//! write takes no second one. When the region was left alone for some time, its checksums are written, and when
-//! they are durable, and all data with them, its bit is cleared. After a power failure, regions whose bits are
-//! set are read, and their checksums computed anew.
+//! write takes no second one. When the region was left alone for some time, its checksums are written, and
+//! when they are durable, and all data with them, its bit is cleared. After a power failure, regions whose
+//! bits are set are read, and their checksums computed anew.
 //!
-//! Two things are in progress at a time at most: a *round* writes bits, of all regions that are wanted and all
-//! that are clean meanwhile; and a *batch* writes checksums of some regions. So first writes to regions wait for
-//! no more than the round before.
+//! Two things are in progress at a time at most: a *round* writes bits, of all regions that are wanted and
+//! all that are clean meanwhile; and a *batch* writes checksums of some regions. So first writes to regions
+//! wait for no more than the round before.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
@@ -23,7 +23,7 @@ mod crash;
 #[cfg(test)]
 mod fault;
 
-/// Regions in memory, of 2 KiB each, above which those are forgotten that nobody uses: 128 MiB, for 64 GiB of data.
+/// Regions in memory, of 2 KiB each, above which unused ones are forgotten: 128 MiB, for 64 GiB of data.
 const REGIONS_MAX: usize = 1 << 16;
 /// Regions whose checksums are written together: with 1 MiB of data each that may have to be read.
 const BATCH_MAX: usize = 16;
@@ -290,9 +290,9 @@ impl ChecksumTable {
         self.run();
     }
 
-    /// Writes the checksums of regions that were not written to since the last call. To be called every second
-    /// or so. Returns whether there are more regions in memory than there should be: channels then forget those
-    /// that they do not use.
+    /// Writes the checksums of regions that were not written to since the last call. To be called every
+    /// second or so. Returns whether there are more regions in memory than there should be: channels then
+    /// forget those that they do not use.
     pub(crate) fn tick(&mut self) -> bool {
         let is_full = self.entries.len() > REGIONS_MAX;
         let closes_early = self.closes_early();
@@ -311,8 +311,8 @@ impl ChecksumTable {
         self.entries.len() > REGIONS_MAX
     }
 
-    /// Writes the checksums of all regions, and clears their bits, until [`is_settled`](Self::is_settled). What
-    /// is written to then is done again.
+    /// Writes the checksums of all regions, and clears their bits, until [`is_settled`](Self::is_settled).
+    /// What is written to then is done again.
     pub(crate) fn settle(&mut self) {
         self.is_ending = true;
         self.run();

@@ -1,5 +1,5 @@
-//! Requests that a module cannot take as they are, executed as several: split at the module's limits, through bounce
-//! buffers where memory is misaligned, and copies as reads and writes.
+//! Requests that a module cannot take as they are, executed as several: split at the module's limits, through
+//! bounce buffers where memory is misaligned, and copies as reads and writes.
 
 use std::collections::VecDeque;
 
@@ -24,16 +24,16 @@ const COPY_BYTES_MAX: u32 = 128 << 10;
 
 /// The divided requests of one channel.
 ///
-/// [`push`](Self::push) takes a request; [`advance`](Self::advance) puts as many of its parts as can start into
-/// `internal`, which the channel submits; [`complete_part`](Self::complete_part) takes their completions, in any
-/// order, and gives the request back with its data joined again once the last is there. The first error decides the
-/// status; parts that have not started then are dropped. Splitting and joining copy nothing; a part is copied only if
-/// it is misaligned or has more segments than the module takes.
+/// [`push`](Self::push) takes a request; [`advance`](Self::advance) puts as many of its parts as can start
+/// into `internal`, which the channel submits; [`complete_part`](Self::complete_part) takes their
+/// completions, in any order, and gives the request back with its data joined again once the last is there.
+/// The first error decides the status; parts that have not started then are dropped. Splitting and joining
+/// copy nothing; a part is copied only if it is misaligned or has more segments than the module takes.
 pub(crate) struct PartQueue {
     limits: IoLimits,
     block_size: u32,
-    /// Bytes of a block that a copy moves: on a device with protection information, which depends on the block's
-    /// address, that is checked and stripped, and generated anew.
+    /// Bytes of a block that a copy moves: on a device with protection information, which depends on the
+    /// block's address, that is checked and stripped, and generated anew.
     copy_block_size: u32,
     metadata: MetadataFormat,
     pool: Pool,
@@ -348,8 +348,8 @@ impl DividedRequest {
         self.request.lba > self.copy_source()
     }
 
-    /// Offset in blocks of the next `blocks` of a copy. Where the ranges overlap, blocks are read before they are
-    /// overwritten: from the end, if the destination lies behind the source.
+    /// Offset in blocks of the next `blocks` of a copy. Where the ranges overlap, blocks are read before they
+    /// are overwritten: from the end, if the destination lies behind the source.
     fn copy_offset(&self, blocks: u32) -> u64 {
         if self.copies_backwards() {
             u64::from(self.request.blocks - self.started_blocks - blocks)
@@ -400,8 +400,8 @@ impl IoLimits {
             && (self.virtual_boundary == 1 || self.fitting_bytes(data) == data.len())
     }
 
-    /// Blocks of the next part: up to the boundary and the largest transfer, and, where that is at least a block, only
-    /// as much as the module can take without a bounce buffer.
+    /// Blocks of the next part: up to the boundary and the largest transfer, and, where that is at least a
+    /// block, only as much as the module can take without a bounce buffer.
     fn part_blocks(&self, lba: u64, rest: &Data, block_size: u32) -> u32 {
         let mut bytes =
             rest.len().min((self.transfer_bytes_max.max(block_size) / block_size * block_size) as usize);
@@ -441,7 +441,8 @@ impl IoLimits {
     }
 }
 
-/// Whether the layer answers a seek itself: to a module that does not know which blocks are allocated, all are.
+/// Whether the layer answers a seek itself: to a module that does not know which blocks are allocated, all
+/// are.
 pub(crate) fn seek_without_module(request: &mut Request) {
     request.payload = Payload::Found((request.op == Op::SeekData).then_some(request.lba));
 }

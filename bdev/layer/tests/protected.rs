@@ -141,8 +141,8 @@ fn generated_protection_is_stored_and_checked() {
 
 #[test]
 fn the_guard_of_a_foreign_block_is_the_specifications() {
-    // The guards of 32 bytes of zeroes, of FFh and rising, from SCSI Block Commands. Zeroes before them change nothing, and
-    // the CRC of data that ends with its CRC is zero.
+    // The guards of 32 bytes of zeroes, of FFh and rising, from SCSI Block Commands. Zeroes before them
+    // change nothing, and the CRC of data that ends with its CRC is zero.
     let mut device = ProtectedDevice::malloc(TYPE1);
     assert_eq!(device.write(0, &[0; 512], ACTION), Status::SUCCESS);
     assert_eq!(device.raw_read(0, 1)[512..514], [0, 0]);

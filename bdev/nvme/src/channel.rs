@@ -34,11 +34,12 @@ const NOT_SPLIT: u32 = u32::MAX;
 
 /// An I/O channel of a namespace on one core (SPDK's `nvme_bdev_channel`).
 ///
-/// It owns a link with an I/O queue to each path, the multipath state machine that selects a path for each request,
-/// and the requests that are split. The control plane changes paths in the [`SharedNamespace`] and increments its
-/// version; `submit` and `poll` compare the version, apply the change and open or close queues. An I/O costs that
-/// comparison, one clock read a batch, a slot of the state machine, and the queue's own cost. Queues open
-/// asynchronously in a task; a queue that is closed is polled until its last command has completed.
+/// It owns a link with an I/O queue to each path, the multipath state machine that selects a path for each
+/// request, and the requests that are split. The control plane changes paths in the [`SharedNamespace`] and
+/// increments its version; `submit` and `poll` compare the version, apply the change and open or close
+/// queues. An I/O costs that comparison, one clock read a batch, a slot of the state machine, and the queue's
+/// own cost. Queues open asynchronously in a task; a queue that is closed is polled until its last command
+/// has completed.
 pub(crate) struct NvmeBdevChannel {
     core: Core,
     shared: Arc<SharedNamespace>,
@@ -89,8 +90,8 @@ enum LinkQueue {
     /// Gets no new commands until the namespace has been identified again. The flag tells whether it was
     /// published that none is in flight.
     Suspended(Box<dyn IoQueue>, bool),
-    /// Gets no new commands; it owns buffers until the driver's reset or detach has ended its commands. The flag
-    /// tells whether the queue failed.
+    /// Gets no new commands; it owns buffers until the driver's reset or detach has ended its commands. The
+    /// flag tells whether the queue failed.
     Closing(Box<dyn IoQueue>, bool),
     /// To be opened again at that time, in nanoseconds.
     RetryAt(u64),
@@ -100,8 +101,8 @@ enum LinkQueue {
 #[derive(Default)]
 struct CancelFlag(std::cell::Cell<bool>);
 
-/// A request that is split into fragments, submitted one after the other: it is longer than a command may be, or its
-/// data is a peer's memory that the device cannot access in place.
+/// A request that is split into fragments, submitted one after the other: it is longer than a command may be,
+/// or its data is a peer's memory that the device cannot access in place.
 struct SplitRequest {
     request: Request,
     done_blocks: u32,

@@ -1,7 +1,7 @@
 //! The controllers under one name (the paths of a subsystem), and the block devices of their namespaces.
 //!
-//! Paths send events; one thread handles them in order and changes the registry. No reactor may do that, because
-//! a registry subscriber may wait for reactors.
+//! Paths send events; one thread handles them in order and changes the registry. No reactor may do that,
+//! because a registry subscriber may wait for reactors.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
@@ -33,7 +33,8 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How long to wait until pending path events are handled.
 const EVENTS_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long to wait for a turn of each reactor that has a channel. One that is blocked applies a change later.
+/// How long to wait for a turn of each reactor that has a channel. One that is blocked applies a change
+/// later.
 const APPLY_TIMEOUT: Duration = Duration::from_millis(250);
 
 /// An event from a path's task, or a request from a caller.
@@ -70,8 +71,8 @@ type AttachReply = SyncSender<Result<Vec<String>, String>>;
 
 /// The controllers under one name (SPDK's `nvme_bdev_ctrlr`).
 ///
-/// It owns the paths and the namespaces. All changes are made by [`handle`](Self::handle) on the event thread;
-/// other threads read, or send a [`PathEvent`].
+/// It owns the paths and the namespaces. All changes are made by [`handle`](Self::handle) on the event
+/// thread; other threads read, or send a [`PathEvent`].
 pub(crate) struct ControllerGroup {
     pub(crate) name: String,
     registry: Registry,
@@ -142,9 +143,9 @@ impl ControllerGroup {
         sync::lock(&self.namespaces).values().cloned().collect()
     }
 
-    /// Waits until channels have applied all earlier events: for one turn of each reactor that has some. A channel that
-    /// has I/O in flight is polled in each turn; an idle one, which is not, applies them before its next I/O. `false` if
-    /// the event thread did not get to them in time.
+    /// Waits until channels have applied all earlier events: for one turn of each reactor that has some. A
+    /// channel that has I/O in flight is polled in each turn; an idle one, which is not, applies them before
+    /// its next I/O. `false` if the event thread did not get to them in time.
     pub(crate) fn wait_applied(self: &Arc<Self>) -> bool {
         let (reply, barrier) = sync_channel(1);
         self.send_event(PathEvent::Barrier(reply));
@@ -377,8 +378,8 @@ impl ControllerGroup {
         Ok(Arc::new(AttachedNamespace { bdev_name, shared: view, bdev, limits: Mutex::default() }))
     }
 
-    /// How long I/O waits for a path in an ANA state: in a transition for the ANA transition time that the controller
-    /// reports (Base 2.0, section 8.1.3, ANATT).
+    /// How long I/O waits for a path in an ANA state: in a transition for the ANA transition time that the
+    /// controller reports (Base 2.0, section 8.1.3, ANATT).
     fn io_wait(&self, path: &ControllerPath, ana: AnaState) -> IoWait {
         let anatt_s = path.identity().map_or(0, |identity| identity.anatt_s);
         match ana {

@@ -118,8 +118,8 @@ impl Bdev for NvmeBdev {
         }
     }
 
-    /// What every path takes in one command. Where a path with lower limits is added later, its channels split requests
-    /// and copy data.
+    /// What every path takes in one command. Where a path with lower limits is added later, its channels
+    /// split requests and copy data.
     fn io_limits(&self) -> IoLimits {
         IoLimits {
             transfer_bytes_max: self.shared.transfer_max_bytes.load(Ordering::Relaxed),

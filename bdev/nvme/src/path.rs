@@ -95,7 +95,8 @@ pub struct PathConfig {
     pub reconnect: ReconnectPolicy,
     /// Maximum number of I/O queues.
     pub num_io_queues: u16,
-    /// Keep I/O statistics of the path: costs a clock read for each batch of completions, and six counters an I/O.
+    /// Keep I/O statistics of the path: costs a clock read for each batch of completions, and six counters an
+    /// I/O.
     pub count_io: bool,
 }
 
@@ -189,9 +190,10 @@ pub(crate) enum PathCommand {
 
 /// A path to a controller, shared by its task, the channels and the control plane (SPDK's `nvme_ctrlr`).
 ///
-/// The task on the control core owns the connection. Other threads queue commands with [`submit`](Self::submit),
-/// which wakes the task; a channel that cannot open its queue calls [`request_reset`](Self::request_reset);
-/// [`stop`](Self::stop) ends the task. Everything else is state that the task publishes.
+/// The task on the control core owns the connection. Other threads queue commands with
+/// [`submit`](Self::submit), which wakes the task; a channel that cannot open its queue calls
+/// [`request_reset`](Self::request_reset); [`stop`](Self::stop) ends the task. Everything else is state that
+/// the task publishes.
 pub(crate) struct ControllerPath {
     pub(crate) number: PathId,
     pub(crate) config: PathConfig,
@@ -304,8 +306,8 @@ impl ControllerPath {
         }
     }
 
-    /// The delay before a retry that the controller requests in a status (Base 2.0, section 4.2.3, Command Retry
-    /// Delay).
+    /// The delay before a retry that the controller requests in a status (Base 2.0, section 4.2.3, Command
+    /// Retry Delay).
     #[inline]
     pub(crate) fn retry_delay_ns(&self, status: Status) -> u64 {
         match status.field() >> 11 & 3 {

@@ -49,8 +49,8 @@ struct SavedKinds {
 }
 
 impl NvmeModule {
-    /// Attaches controllers on `reactors`, with keys from this keyring, and registers their namespaces with the devices
-    /// of `bdevs`.
+    /// Attaches controllers on `reactors`, with keys from this keyring, and registers their namespaces with
+    /// the devices of `bdevs`.
     pub fn new(bdevs: &BdevModule, reactors: &[ReactorHandle], keyring: Keyring) -> Arc<NvmeModule> {
         let initiator = Initiator::new(bdevs.registry().clone(), reactors);
         let (of_paths, of_discoveries) = (initiator.clone(), initiator.clone());

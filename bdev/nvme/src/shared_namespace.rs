@@ -1,4 +1,5 @@
-//! The state of a namespace that the control plane shares with its channels: the paths, and how to connect to each.
+//! The state of a namespace that the control plane shares with its channels: the paths, and how to connect to
+//! each.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -17,9 +18,9 @@ use crate::transport_stats::TransportTotals;
 
 /// A namespace's state, shared by the control plane and its channels.
 ///
-/// The control plane changes it under a lock, increments the version and wakes the channels. A channel compares the
-/// version with the one that it has applied, a load per call, and takes a [`snapshot`](Self::snapshot) on a change.
-/// Each channel publishes its links in a [`ChannelStatus`].
+/// The control plane changes it under a lock, increments the version and wakes the channels. A channel
+/// compares the version with the one that it has applied, a load per call, and takes a
+/// [`snapshot`](Self::snapshot) on a change. Each channel publishes its links in a [`ChannelStatus`].
 pub(crate) struct SharedNamespace {
     pub(crate) nsid: u32,
     /// Where channels register the statistics of their queues.
@@ -261,8 +262,8 @@ impl SharedNamespace {
         state.paths.iter().map(stats_of).collect()
     }
 
-    /// Has the channels apply the current state once more, with what they read besides, such as error injections: at
-    /// their next poll or I/O. Returns the cores of the channels.
+    /// Has the channels apply the current state once more, with what they read besides, such as error
+    /// injections: at their next poll or I/O. Returns the cores of the channels.
     pub(crate) fn request_update(&self) -> Vec<usize> {
         self.update(|state| state.channels.values().map(|status| status.core).collect())
     }

@@ -59,7 +59,8 @@ pub(crate) async fn exercise_attached(
     Exercise { info, pair, controller, core }.every_command().await
 }
 
-/// Executes every command on the namespace that a URI names; attaches the namespace meanwhile if it is not attached.
+/// Executes every command on the namespace that a URI names; attaches the namespace meanwhile if it is not
+/// attached.
 pub(crate) fn exercise(uri: &nvme::Uri) -> ExerciseResult {
     let uri = uri.clone();
     let arena = dma::Arena::new(dma::ArenaConfig { shared: true, ..Default::default() });

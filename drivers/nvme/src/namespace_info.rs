@@ -39,7 +39,8 @@ pub struct NamespaceInfo {
 }
 
 impl NamespaceInfo {
-    /// Combines Identify Namespace with the controller's limits; fails with the reason if it is not supported.
+    /// Combines Identify Namespace with the controller's limits; fails with the reason if it is not
+    /// supported.
     pub(crate) fn new(
         nsid: u32,
         command_set: Csi,
@@ -99,8 +100,9 @@ impl NamespaceInfo {
         both.into_iter().all(|(one, other)| one == other)
     }
 
-    /// The layout that encodes requests as commands. Requests carry data without metadata: the controller must insert
-    /// and strip the metadata, which it does (PRACT) for protection information that is all of it.
+    /// The layout that encodes requests as commands. Requests carry data without metadata: the controller
+    /// must insert and strip the metadata, which it does (PRACT) for protection information that is all of
+    /// it.
     pub(crate) fn layout(&self) -> Result<NamespaceLayout, NvmeOpenError> {
         let check = inserted_protection(&self.metadata).ok_or(NvmeOpenError::UnsupportedFormat(
             self.nsid,
@@ -135,8 +137,9 @@ impl NamespaceInfo {
     }
 }
 
-/// PRINFO of reads and writes without metadata: nothing for a namespace without metadata; for one whose metadata is
-/// protection information and nothing else, the controller inserts, checks and strips it. `None` for other formats.
+/// PRINFO of reads and writes without metadata: nothing for a namespace without metadata; for one whose
+/// metadata is protection information and nothing else, the controller inserts, checks and strips it. `None`
+/// for other formats.
 pub(crate) fn inserted_protection(metadata: &MetadataFormat) -> Option<Prinfo> {
     match metadata.bytes {
         0 => Some(Prinfo::empty()),
@@ -153,8 +156,8 @@ const NO_BLOCK_LOG2: u32 = 47;
 pub(crate) struct NamespaceLayout {
     pub(crate) nsid: u32,
     block_log2: u32,
-    /// That of requests whose commands are encoded on the common path: none, if reference tags can be wider than 32
-    /// bits, which that path would have to find out for each request.
+    /// That of requests whose commands are encoded on the common path: none, if reference tags can be wider
+    /// than 32 bits, which that path would have to find out for each request.
     common_block_log2: u32,
     /// The protection of a namespace whose reference tags can be wider than 32 bits.
     wide: Option<Protection>,
@@ -170,15 +173,16 @@ pub(crate) struct NamespaceLayout {
 }
 
 impl NamespaceLayout {
-    /// Whether the length of a read or write is valid, its buffer has exactly that length, and a read may write it. Not
-    /// if its command is for the uncommon path.
+    /// Whether the length of a read or write is valid, its buffer has exactly that length, and a read may
+    /// write it. Not if its command is for the uncommon path.
     #[inline(always)]
     pub(crate) fn is_common_transfer(&self, request: &Request<Data>, buffer: &Buffer) -> bool {
         self.is_valid_length(request, buffer.len(), self.common_block_log2)
             && (request.op != Op::Read || buffer.is_writable())
     }
 
-    /// As [`is_common_transfer`](Self::is_common_transfer), for any command, and data of any number of slices.
+    /// As [`is_common_transfer`](Self::is_common_transfer), for any command, and data of any number of
+    /// slices.
     pub(crate) fn is_valid_data(&self, request: &Request<Data>, data: &Data) -> bool {
         self.is_valid_length(request, data.len(), self.block_log2)
             && (request.op != Op::Read || data.is_writable())

@@ -2,7 +2,8 @@
 //!
 //! A command has a slot from submission to completion, and the slot owns the request and its buffer. The
 //! command identifier is the slot's index with a generation in the upper bits. A completion from a broken or
-//! hostile device for a command that has completed or never existed is therefore an error and touches no memory.
+//! hostile device for a command that has completed or never existed is therefore an error and touches no
+//! memory.
 
 mod completions;
 
@@ -30,11 +31,11 @@ pub(crate) const DEPTH_MAX: u32 = 1023;
 
 /// The commands of one queue pair, over its [`Rings`].
 ///
-/// [`submit`](Self::submit) and [`submit_commands`](Self::submit_commands) move requests into slots, write a batch
-/// of submission queue entries and ring the doorbell once. [`reap`](Self::reap) moves completed ones out and rings
-/// the completion doorbell once. [`abort_all`](Self::abort_all) empties the slots after the device was stopped.
-/// Submission and completion of plain reads and writes allocate nothing and stay in the inlined loops
-/// (`push_run`, `reap_successes`); everything else takes the cold path.
+/// [`submit`](Self::submit) and [`submit_commands`](Self::submit_commands) move requests into slots, write a
+/// batch of submission queue entries and ring the doorbell once. [`reap`](Self::reap) moves completed ones
+/// out and rings the completion doorbell once. [`abort_all`](Self::abort_all) empties the slots after the
+/// device was stopped. Submission and completion of plain reads and writes allocate nothing and stay in the
+/// inlined loops (`push_run`, `reap_successes`); everything else takes the cold path.
 pub(crate) struct MemoryQueue {
     pub(crate) rings: Rings,
     pub(crate) descriptors: DescriptorBuilder,
@@ -48,7 +49,8 @@ pub(crate) struct MemoryQueue {
     commands: Vec<Option<Command>>,
     /// Bounce buffers, by slot; allocated when the first is needed.
     bounce_buffers: Vec<Option<Buffer>>,
-    /// Descriptors of data that is not one buffer of the pool, by slot; allocated when the first is needed, and kept.
+    /// Descriptors of data that is not one buffer of the pool, by slot; allocated when the first is needed,
+    /// and kept.
     lists: Vec<Option<DescriptorList>>,
     /// 16 bytes per slot for the range of a Dataset Management command.
     ranges: DeviceBuffer,
@@ -59,8 +61,8 @@ pub(crate) struct MemoryQueue {
     pub(crate) injections: CompletionInjections,
 }
 
-/// The request of a slot. `repr(u64)` makes the discriminant a word of its own: an `Option` would put it into a
-/// niche of the request, which the compiler would then copy in pieces.
+/// The request of a slot. `repr(u64)` makes the discriminant a word of its own: an `Option` would put it into
+/// a niche of the request, which the compiler would then copy in pieces.
 #[repr(u64)]
 enum SlotRequest {
     Empty,
@@ -75,8 +77,8 @@ impl SlotRequest {
         }
     }
 
-    /// Moves the next request of a batch into this slot. As function arguments, source and destination do not alias,
-    /// so that the compiler copies once.
+    /// Moves the next request of a batch into this slot. As function arguments, source and destination do not
+    /// alias, so that the compiler copies once.
     #[inline]
     fn take_next_from(&mut self, batch: &mut Drain<'_, Request<Data>>) {
         assert!(matches!(self, SlotRequest::Empty), "a free slot held a request");
@@ -211,8 +213,8 @@ impl MemoryQueue {
         (own, lists + self.rings.bytes() + self.ranges.buffer().capacity() + self.descriptors.list_bytes())
     }
 
-    /// Submits requests from the front of the batch while slots are free. An invalid request completes with an error
-    /// into `refused`.
+    /// Submits requests from the front of the batch while slots are free. An invalid request completes with
+    /// an error into `refused`.
     #[inline]
     pub(crate) fn submit(
         &mut self,
@@ -250,8 +252,8 @@ impl MemoryQueue {
         self.rings.ring_sq_doorbell();
     }
 
-    /// Submits reads and writes up to the first other request, or the first buffer that `describe` cannot describe.
-    /// The caller guarantees a free slot for each request of the batch.
+    /// Submits reads and writes up to the first other request, or the first buffer that `describe` cannot
+    /// describe. The caller guarantees a free slot for each request of the batch.
     #[inline(always)]
     fn push_run(
         &mut self,
@@ -309,7 +311,8 @@ impl MemoryQueue {
         Ok(SlotKind::Bounced)
     }
 
-    /// Describes the data of the command in slot `index` where it lies; `None` if the device cannot access it there.
+    /// Describes the data of the command in slot `index` where it lies; `None` if the device cannot access it
+    /// there.
     fn describe_in_place(&mut self, data: &Data, index: u16) -> Result<Option<DataDescriptor>, DeviceError> {
         match data {
             Data::One(buffer) if !buffer.is_adopted() && self.descriptors.is_own(buffer) => {
@@ -324,8 +327,8 @@ impl MemoryQueue {
         }
     }
 
-    /// Takes a bounce buffer for data that the device cannot access in place: lent memory that is not mapped for it, or
-    /// slices that neither a PRP list nor an SGL can describe. For a write it is filled.
+    /// Takes a bounce buffer for data that the device cannot access in place: lent memory that is not mapped
+    /// for it, or slices that neither a PRP list nor an SGL can describe. For a write it is filled.
     fn bounce_buffer(&mut self, request: &Request<Data>, data: &Data) -> Result<Buffer, Status> {
         let mut copy = self.pool.take(data.len()).ok_or(Status::COMMAND_INTERRUPTED)?;
         self.stats.bounced += 1;
@@ -384,8 +387,8 @@ impl MemoryQueue {
         Ok(SlotKind::Io)
     }
 
-    /// Submits typed commands from the front of the batch while slots are free. An invalid command completes with an
-    /// error into `refused`. Both commands of a fused pair are submitted together, or neither is.
+    /// Submits typed commands from the front of the batch while slots are free. An invalid command completes
+    /// with an error into `refused`. Both commands of a fused pair are submitted together, or neither is.
     pub(crate) fn submit_commands(
         &mut self,
         batch: &mut Vec<Command>,
@@ -529,8 +532,8 @@ fn uncommon_read_write(
     sqe
 }
 
-/// Bits of the slot's index in a command identifier. The index is never all ones, so that no identifier is FFFFh,
-/// which in the Error Information log means "no particular command".
+/// Bits of the slot's index in a command identifier. The index is never all ones, so that no identifier is
+/// FFFFh, which in the Error Information log means "no particular command".
 fn index_bits(depth: u32) -> u32 {
     (depth + 1).next_power_of_two().ilog2()
 }

@@ -9,8 +9,8 @@ use crate::{ConnectOptions, Listen, Network, SocketStream, Sockets, StreamAddres
 
 /// A [`Network`] that exists on every core: kernel sockets, or a simulation's links.
 ///
-/// Components that run on cores (the NVMe/TCP driver, the target's poll groups) are generic over it and create one for
-/// themselves, so that the same code runs over both. Nothing is decided per call.
+/// Components that run on cores (the NVMe/TCP driver, the target's poll groups) are generic over it and
+/// create one for themselves, so that the same code runs over both. Nothing is decided per call.
 pub trait CoreNetwork: Network + Sized + 'static {
     /// A network for one component of a core.
     fn of_core(core: &Core) -> Self;

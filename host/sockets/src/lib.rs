@@ -80,9 +80,9 @@ pub enum NetworkEvent<S> {
         /// The peer's address.
         peer: StreamAddress,
     },
-    /// A connection was not accepted. It was aborted before (`ECONNABORTED` or an error of the network), or resources
-    /// are short (`EMFILE`, `ENFILE`, `ENOBUFS`, `ENOMEM`): it then stays in the accept queue, and accept is
-    /// retried ten times a second, each time with this event, until it succeeds.
+    /// A connection was not accepted. It was aborted before (`ECONNABORTED` or an error of the network), or
+    /// resources are short (`EMFILE`, `ENFILE`, `ENOBUFS`, `ENOMEM`): it then stays in the accept queue, and
+    /// accept is retried ten times a second, each time with this event, until it succeeds.
     AcceptFailed {
         /// The listener.
         listener: ListenerId,
@@ -107,8 +107,8 @@ pub enum TransferResult {
 }
 
 impl TransferResult {
-    /// The result of a call that reads or writes, which is repeated while a signal interrupts it. The end of a stream
-    /// is `Bytes(0)`.
+    /// The result of a call that reads or writes, which is repeated while a signal interrupts it. The end of
+    /// a stream is `Bytes(0)`.
     #[inline]
     pub fn of(mut call: impl FnMut() -> io::Result<usize>) -> TransferResult {
         loop {
@@ -156,10 +156,11 @@ pub trait Network {
     /// Writes from `parts`, in order.
     fn send(&mut self, connection: ConnectionId, parts: &[IoSlice<'_>]) -> TransferResult;
 
-    /// As [`receive`](Self::receive), and adds the file descriptors that come with the bytes to `descriptors`. They arrive
-    /// with the byte that they were sent with, and a read never includes bytes behind the next one that has some;
-    /// `receive` closes them. It returns `Failed(QuotaExceeded)` if they exceed the limit of `descriptors`, or if this
-    /// process may open no more; all descriptors of the read are closed then, and the connection should be.
+    /// As [`receive`](Self::receive), and adds the file descriptors that come with the bytes to
+    /// `descriptors`. They arrive with the byte that they were sent with, and a read never includes bytes
+    /// behind the next one that has some; `receive` closes them. It returns `Failed(QuotaExceeded)` if they
+    /// exceed the limit of `descriptors`, or if this process may open no more; all descriptors of the read
+    /// are closed then, and the connection should be.
     ///
     /// Only UNIX sockets and their simulation carry descriptors. On other connections it is `receive`.
     #[inline]
@@ -173,9 +174,10 @@ pub trait Network {
         self.receive(connection, parts)
     }
 
-    /// As [`send`](Self::send), and passes duplicates of `descriptors`, at most [`DESCRIPTORS_PER_MESSAGE_MAX`], with
-    /// the first byte: with [`TransferResult::Bytes`] all of them, otherwise none. [`MessageQueue`] keeps track of this.
-    /// It returns `Failed(Unsupported)` for descriptors on a connection that cannot carry them.
+    /// As [`send`](Self::send), and passes duplicates of `descriptors`, at most
+    /// [`DESCRIPTORS_PER_MESSAGE_MAX`], with the first byte: with [`TransferResult::Bytes`] all of them,
+    /// otherwise none. [`MessageQueue`] keeps track of this. It returns `Failed(Unsupported)` for descriptors
+    /// on a connection that cannot carry them.
     #[inline]
     fn send_with_descriptors(
         &mut self,
@@ -207,8 +209,8 @@ pub trait Network {
         Err(RejectedSend { reason: io::ErrorKind::Unsupported, parts })
     }
 
-    /// Appends the ends of owned sends since the last call. Call it after [`poll`](Self::poll). Returns false while no
-    /// connection may have any: then nothing is done.
+    /// Appends the ends of owned sends since the last call. Call it after [`poll`](Self::poll). Returns false
+    /// while no connection may have any: then nothing is done.
     #[inline]
     fn reap_sent(&mut self, out: &mut Vec<SentEvent>) -> bool {
         let _ = out;
@@ -229,8 +231,8 @@ pub trait Network {
         PlainStream { network: self, connection }
     }
 
-    /// Closes a connection; data that was sent is still delivered, unless the kernel still uses memory of owned sends: then the
-    /// connection is reset.
+    /// Closes a connection; data that was sent is still delivered, unless the kernel still uses memory of
+    /// owned sends: then the connection is reset.
     fn close(&mut self, connection: ConnectionId);
 
     /// Whether [`poll`](Self::poll) has events that the core's event loop will not report.

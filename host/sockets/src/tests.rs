@@ -93,7 +93,8 @@ fn parts_of_any_size_are_sent_in_order() {
     for events in engines() {
         let mut sockets = Sockets::new(&events);
         let (mut peer, id) = connected(&events, &mut sockets, "127.0.0.1:0");
-        // As of few small PDUs, which are copied together, and of others; also more than the socket takes at once.
+        // As of few small PDUs, which are copied together, and of others; also more than the socket takes at
+        // once.
         for (header, data, pairs) in
             [(24, 0, 2), (24, 4096, 1), (24, 4096, 16), (24, 4096, 500), (72, 65536, 64)]
         {

@@ -167,8 +167,8 @@ impl JobEngine {
         Some(at)
     }
 
-    /// Takes completions, and adds the units to `to`, up to `max`. The reactor has a turn where there are none,
-    /// and once in a while.
+    /// Takes completions, and adds the units to `to`, up to `max`. The reactor has a turn where there are
+    /// none, and once in a while.
     fn poll(&mut self, max: usize, to: &mut Vec<FinishedUnit>) {
         let mut completions = std::mem::take(&mut self.completions);
         for file in &mut self.files {

@@ -541,8 +541,8 @@ impl BlobStoreLoader {
     }
 }
 
-/// Where the mark of checksums is in the mask of pages, in bytes from its start: at the end of the last page of it
-/// that is read. `None` if the bits leave no space for it.
+/// Where the mark of checksums is in the mask of pages, in bytes from its start: at the end of the last page
+/// of it that is read. `None` if the bits leave no space for it.
 pub(crate) fn mark_place(range: PageRange, bits: u32, page_bytes: u64) -> Option<u64> {
     let mark = ChecksumsMark::BYTES as u64;
     let end = (BitMask::encoded_bytes(bits) + mark).next_multiple_of(page_bytes);

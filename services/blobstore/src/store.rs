@@ -98,8 +98,9 @@ impl BlobStore {
         &self.used_pages
     }
 
-    /// The checksums of data that are those of this store, if the program that changed it last kept some. `None`
-    /// too if it was SPDK, or another that does not know them, since then no checksum is to be believed.
+    /// The checksums of data that are those of this store, if the program that changed it last kept some.
+    /// `None` too if it was SPDK, or another that does not know them, since then no checksum is to be
+    /// believed.
     pub fn checksums(&self) -> Option<ChecksumsId> {
         self.checksums
     }

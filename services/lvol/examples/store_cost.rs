@@ -2,9 +2,9 @@
 //!
 //! `store_cost make FILE TIB VOLUMES SNAPSHOTS` makes a sparse file with a store with clusters of 1 MiB and
 //! thick volumes that fill nine tenths of it (thin ones if there are to be snapshots), and ends without
-//! unloading, as a kill would. `store_cost load FILE` loads it as it is. `store_cost foreign FILE` removes from a
-//! store that is not clean what ours record ahead, as if another program had written it. Files of 16 TiB and more
-//! need a file system such as tmpfs or XFS.
+//! unloading, as a kill would. `store_cost load FILE` loads it as it is. `store_cost foreign FILE` removes
+//! from a store that is not clean what ours record ahead, as if another program had written it. Files of 16
+//! TiB and more need a file system such as tmpfs or XFS.
 
 use std::os::unix::fs::FileExt;
 use std::time::Instant;
@@ -50,7 +50,8 @@ fn make(
 ) -> Result<(), Box<dyn std::error::Error>> {
     let params = json!({
         "bdev_name": "disk", "lvs_name": "lvs", "cluster_sz": 1 << 20, "clear_method": "none",
-        // A page for each cluster, which is the default, is for a volume a cluster: 64 GiB, which are written.
+        // A page for each cluster, which is the default, is for a volume a cluster: 64 GiB, which are
+        // written.
         "num_md_pages_per_cluster_ratio": 1,
     });
     let start = Instant::now();

@@ -31,8 +31,8 @@ impl Drop for NotExamined {
 }
 
 impl LvolStores {
-    /// Looks for checksums after the end of the store on a device, and puts the device that verifies data on it if
-    /// there are some. Otherwise the store is loaded as it is.
+    /// Looks for checksums after the end of the store on a device, and puts the device that verifies data on
+    /// it if there are some. Otherwise the store is loaded as it is.
     pub(crate) fn find_checksums(
         self: &Arc<Self>,
         reader: &DiskReader,
@@ -87,8 +87,8 @@ impl LvolStores {
         }
     }
 
-    /// The checksums that a loaded store on `device` has from now on. The second is whether they are those of its
-    /// data; otherwise they are computed anew.
+    /// The checksums that a loaded store on `device` has from now on. The second is whether they are those of
+    /// its data; otherwise they are computed anew.
     pub(crate) fn checksums_for(
         &self,
         device: &BlockDevice,
@@ -98,8 +98,8 @@ impl LvolStores {
             if has_checksums(blobs) {
                 log::warn!(
                     target: "lvol",
-                    "the store on {} was made with checksums of its data, which are not there: it is read-only here, or \
-                     another program has extended it; data is not verified",
+                    "the store on {} was made with checksums of its data, which are not there: it is \
+                     read-only here, or another program has extended it; data is not verified",
                     device.name()
                 );
             }
@@ -123,8 +123,8 @@ impl LvolStores {
         }
         log::warn!(
             target: "lvol",
-            "a program that does not know the checksums of the store {} has changed it, or ended before it said whose \
-             they are: they are computed anew, and what is damaged now is not noticed",
+            "a program that does not know the checksums of the store {} has changed it, or ended before it \
+             said whose they are: they are computed anew, and what is damaged now is not noticed",
             store.name()
         );
         module.begin_anew(id, used_regions(blobs), describe);

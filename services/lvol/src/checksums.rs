@@ -24,7 +24,7 @@ pub(crate) fn checksums_xattr() -> Xattr {
     Xattr { name: CHECKSUMS_XATTR.to_vec(), value: format!("{CRC32C}\0").into_bytes() }
 }
 
-/// What the store says of checksums of its data.
+/// What the store records about checksums of its data.
 pub(crate) fn has_checksums(blobs: &BlobStore) -> bool {
     text_of_store(blobs, CHECKSUMS_XATTR).is_some()
 }

@@ -217,8 +217,8 @@ fn has_lvol_store(page: &[u8], bdev: &str) -> bool {
     }
 }
 
-/// Where the checksums of the data would be, if the store that begins with this page has some: on a device that
-/// is larger than it, and can be written.
+/// Where the checksums of the data would be, if the store that begins with this page has some: on a device
+/// that is larger than it, and can be written.
 fn checksum_header_offset(device: &BlockDevice, page: &[u8]) -> Option<u64> {
     let store_bytes = SuperBlock::decode(page).ok()?.size_bytes?;
     let end = store_bytes.checked_add(PAGE_BYTES as u64)?;

@@ -133,8 +133,8 @@ pub(crate) struct PoolView {
 }
 
 impl Cluster {
-    /// Opens the cluster in a directory: its key is in `key`; its map is in etcd if there are URLs or the file `etcd` has
-    /// some, else in `map`.
+    /// Opens the cluster in a directory: its key is in `key`; its map is in etcd if there are URLs or the
+    /// file `etcd` has some, else in `map`.
     ///
     /// # Errors
     /// [`ClientError::NoCluster`], [`ClientError::Key`], [`ClientError::Map`].
@@ -201,8 +201,9 @@ impl Cluster {
         Ok(PoolView { identity: Arc::new(self.identity(None)?), pool, nodes, replicas })
     }
 
-    /// Where a write of the pool is when it is acknowledged, as far as the devices of its replicas keep its class. Not part
-    /// of a view: a client that looks for its replicas does not wait for all devices of a large cluster.
+    /// Where a write of the pool is when it is acknowledged, as far as the devices of its replicas keep its
+    /// class. Not part of a view: a client that looks for its replicas does not wait for all devices of a
+    /// large cluster.
     pub(crate) fn class(&self, view: &PoolView) -> Result<PoolClass, ClientError> {
         let used: BTreeSet<_> = view.replicas.values().flatten().copied().collect();
         let devices = self.map.devices()?;

@@ -160,7 +160,8 @@ impl<N: CoreNetwork> Connections<N> {
         work
     }
 
-    /// Each of these nodes is of another cluster, has another key, or does not take this client's: to wait does not help.
+    /// Each of these nodes is of another cluster, has another key, or does not take this client's: to wait
+    /// does not help.
     pub(crate) fn are_foreign(&self, nodes: &[ReplicaId]) -> bool {
         !nodes.is_empty() && nodes.iter().all(|node| self.nodes.get(node).is_some_and(|node| node.is_foreign))
     }

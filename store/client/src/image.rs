@@ -158,8 +158,8 @@ impl<N: CoreNetwork> ClusterImage<N> {
     }
 }
 
-/// The geometry of an image. A block of 4 KiB is linearizable (docs/STORE-GUARANTEES.md), and a write within one is an entry
-/// of its log: nothing larger is promised to be atomic.
+/// The geometry of an image. A block of 4 KiB is linearizable (docs/STORE-GUARANTEES.md), and a write within
+/// one is an entry of its log: nothing larger is promised to be atomic.
 fn geometry_of(bytes: u64, block_bytes: u32) -> BdevGeometry {
     let atomic_blocks = BLOCK_BYTES as u32 / block_bytes;
     BdevGeometry {

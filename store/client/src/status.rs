@@ -64,8 +64,8 @@ struct Asking<N: Network> {
     answers: BTreeMap<ReplicaId, Result<Value, StatusError>>,
 }
 
-/// Asks nodes for their status, all at a time up to 64. A node has `timeout_ns` for its answer, the connection included.
-/// The value of a node is what its method `store_node_get_status` returns.
+/// Asks nodes for their status, all at a time up to 64. A node has `timeout_ns` for its answer, the
+/// connection included. The value of a node is what its method `store_node_get_status` returns.
 pub async fn ask_nodes<N: CoreNetwork>(
     core: &Core,
     identity: Identity,
@@ -93,7 +93,8 @@ pub async fn ask_nodes<N: CoreNetwork>(
 }
 
 impl<N: CoreNetwork> Asking<N> {
-    /// Asks, and takes answers. Returns when it is to be called again if no event comes before; `None` at the end.
+    /// Asks, and takes answers. Returns when it is to be called again if no event comes before; `None` at the
+    /// end.
     fn poll(&mut self, now_ns: u64) -> Option<u64> {
         while self.asked.len() < ASKED_MAX
             && let Some((node, address)) = self.waiting.pop_first()

@@ -1,4 +1,5 @@
-//! The map in a real etcd that requires users: tokens that expire, passwords and rights that are missing or change.
+//! The map in a real etcd that requires users: tokens that expire, passwords and rights that are missing or
+//! change.
 #![allow(clippy::unwrap_used)]
 
 mod records;

@@ -99,7 +99,8 @@ fn a_record_changes_from_epoch_to_epoch_only() {
     assert_eq!(LocalMap::open(&file.0).unwrap().group(id).unwrap(), Some(second));
 }
 
-/// Everything is also read at an interval: on a slow machine that may come first, so that an event is tried for several times.
+/// Everything is also read at an interval: on a slow machine that may come first, so that an event is tried
+/// for several times.
 #[test]
 fn changes_of_others_are_reported_at_once() {
     let file = MapFile::new("changes");
@@ -138,7 +139,8 @@ fn of_proposals_for_one_epoch_one_is_accepted() {
     let file = MapFile::new("race");
     let accepted = race(|| LocalMap::open(&file.0).unwrap(), 150);
     assert!(accepted.values().all(|count| *count == 1), "{accepted:?}");
-    // One whose record has a follower before it looks again learns that one instead: how often depends on the machine.
+    // One whose record has a follower before it looks again learns that one instead: how often depends on the
+    // machine.
     assert!(accepted.len() > 10, "{accepted:?}");
     let newest = LocalMap::open(&file.0).unwrap().group(GroupId(1)).unwrap().unwrap();
     assert!(newest.config.epoch >= 149);

@@ -1,9 +1,9 @@
-//! Connections of the replicated store, sans-IO: both ends prove that they know the cluster's key, or a client's,
-//! then messages follow. With TLS 1.3 they are encrypted.
+//! Connections of the replicated store, sans-IO: both ends prove that they know the cluster's key, or a
+//! client's, then messages follow. With TLS 1.3 they are encrypted.
 //!
-//! A [`Link`] is one connection. Its owner lends it a byte stream whenever that is ready; it reads messages, and writes
-//! those that were queued with [`Link::send`]. What a peer sends is bounded before it arrives, and so is what waits to be
-//! sent: a peer that reads nothing loses its connection.
+//! A [`Link`] is one connection. Its owner lends it a byte stream whenever that is ready; it reads messages,
+//! and writes those that were queued with [`Link::send`]. What a peer sends is bounded before it arrives, and
+//! so is what waits to be sent: a peer that reads nothing loses its connection.
 //!
 //! ```
 //! use sockets::{Listen, Network, NetworkFaults, SimulatedNetwork};
@@ -213,8 +213,9 @@ impl Link {
         }
     }
 
-    /// Writes what is queued, and appends what arrived. Call it when the stream is ready, and after [`send`](Self::send).
-    /// Returns whether more may be there to read although the stream does not become ready again.
+    /// Writes what is queued, and appends what arrived. Call it when the stream is ready, and after
+    /// [`send`](Self::send). Returns whether more may be there to read although the stream does not become
+    /// ready again.
     ///
     /// # Errors
     /// The connection is to be closed. What was appended before counts.
@@ -290,8 +291,8 @@ impl Link {
                 };
                 let secret = match greeting.key {
                     None => key.secret().clone(),
-                    // The proof for an unknown key is one that no client can check, so that its peer ends the connection with
-                    // a named error, as for another secret.
+                    // The proof for an unknown key is one that no client can check, so that its peer ends the
+                    // connection with a named error, as for another secret.
                     Some(name) => match self.keys.secret(name) {
                         Some(secret) => secret.clone(),
                         None => Secret::new(random()?),

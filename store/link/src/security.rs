@@ -1,8 +1,8 @@
 //! TLS of a connection, with keys that follow from the cluster's key and from those of clients.
 //!
 //! Both ends have one key already, so that TLS 1.3 needs no certificates: the pre-shared key is derived from
-//! it, and the identity names the cluster and, for a client's key, the key. Greetings follow inside as they do
-//! without TLS. The end that accepts sees by the first byte whether the other one uses TLS.
+//! it, and the identity names the cluster and, for a client's key, the key. Greetings follow inside as they
+//! do without TLS. The end that accepts sees by the first byte whether the other one uses TLS.
 
 use std::fmt::Write as _;
 use std::io::IoSliceMut;

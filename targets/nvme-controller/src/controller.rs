@@ -356,9 +356,9 @@ impl Controller {
         self.association().set_keep_alive_deadline(self.keep_alive.deadline().unwrap_or(u64::MAX));
     }
 
-    /// Whether a command restarts the timer: only Keep Alive does (Base 2.0, section 3.9.3.1), and what activates or
-    /// changes the timer. So a host knows when a silent controller has stopped. Of an idle discovery controller every
-    /// command does.
+    /// Whether a command restarts the timer: only Keep Alive does (Base 2.0, section 3.9.3.1), and what
+    /// activates or changes the timer. So a host knows when a silent controller has stopped. Of an idle
+    /// discovery controller every command does.
     fn restarts_keep_alive(&self, sqe: &Sqe) -> bool {
         if !self.properties.is_enabled() || self.keep_alive.reason == TerminationReason::Idle {
             return true;

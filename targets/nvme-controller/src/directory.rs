@@ -177,9 +177,9 @@ impl ControllerDirectory {
         }
     }
 
-    /// Forgets a subsystem that was deleted, once its last controller is removed: subsystems with ever new names
-    /// must not accumulate. A controller that is added later, because a subsystem of this name was created again,
-    /// revokes it.
+    /// Forgets a subsystem that was deleted, once its last controller is removed: subsystems with ever new
+    /// names must not accumulate. A controller that is added later, because a subsystem of this name was
+    /// created again, revokes it.
     pub fn remove_subsystem(&self, subnqn: &Nqn) {
         let mut subsystems = sync::lock(&self.subsystems);
         if let Some(controllers) = subsystems.get_mut(subnqn) {
@@ -190,7 +190,8 @@ impl ControllerDirectory {
         }
     }
 
-    /// Number of subsystems that the directory remembers: those that have had a controller and are not deleted.
+    /// Number of subsystems that the directory remembers: those that have had a controller and are not
+    /// deleted.
     pub fn subsystems(&self) -> usize {
         sync::lock(&self.subsystems).len()
     }
@@ -282,8 +283,8 @@ impl ControllerAssociation {
         self.enabled.load(Ordering::Acquire)
     }
 
-    /// When the keep alive timer expires, `u64::MAX` for never. From then on its queues must not execute what they
-    /// have received: the host may have repeated it on another path (NVM Express TP 4129).
+    /// When the keep alive timer expires, `u64::MAX` for never. From then on its queues must not execute what
+    /// they have received: the host may have repeated it on another path (NVM Express TP 4129).
     #[inline]
     pub fn keep_alive_deadline_ns(&self) -> u64 {
         self.keep_alive_deadline_ns.load(Ordering::Acquire)

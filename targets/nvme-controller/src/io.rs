@@ -1,7 +1,7 @@
 //! Planning of I/O commands: translates a submission queue entry into a block device request.
 //!
-//! [`plan`] validates a command without allocating; [`IoQueue`](crate::IoQueue) executes it. [`sgl`](crate::sgl)
-//! validates the SGL descriptor.
+//! [`plan`] validates a command without allocating; [`IoQueue`](crate::IoQueue) executes it.
+//! [`sgl`](crate::sgl) validates the SGL descriptor.
 //!
 //! ```
 //! use nvme_controller::{ControllerLimits, NamespaceTable, Subsystem, SubsystemNamespace, io};
@@ -206,11 +206,11 @@ impl PlainTransfer {
     }
 }
 
-/// The transfer of a Read or Write of a namespace without metadata; `None` of all others, and if it is to be rejected.
-/// Then [`plan`] decides.
+/// The transfer of a Read or Write of a namespace without metadata; `None` of all others, and if it is to be
+/// rejected. Then [`plan`] decides.
 ///
-/// Nothing here takes the address of the entry or of the result, so that both stay in registers: a third of what a plan
-/// costs.
+/// Nothing here takes the address of the entry or of the result, so that both stay in registers: a third of
+/// what a plan costs.
 #[inline(always)]
 pub(crate) fn plain_transfer(sqe: &Sqe, op: Op, table: &NamespaceTable) -> Option<PlainTransfer> {
     let invalid_flags = table.invalid_flags(sqe.flags);

@@ -284,8 +284,8 @@ control::parameters! {
         anagrpid: u32 = 0,
         /// Hosts see it only after `nvmf_ns_add_host`
         no_auto_visible: bool = false,
-        /// Hosts do not see the protection information of the bdev, which generates, checks and strips it. It is all of
-        /// the metadata
+        /// Hosts do not see the protection information of the bdev, which generates, checks and strips it. It
+        /// is all of the metadata
         hide_metadata: bool = false,
     }
 }

@@ -10,8 +10,8 @@ use crate::metadata_format::{Protection, ProtectionType};
 /// The application tag value that disables checks.
 pub(crate) const ESCAPE: u16 = 0xffff;
 
-/// Generates the protection information of a block, `index` blocks after the first, in its metadata, from the byte
-/// `at` on.
+/// Generates the protection information of a block, `index` blocks after the first, in its metadata, from the
+/// byte `at` on.
 ///
 /// # Panics
 /// If the metadata ends before the protection information does.

@@ -135,8 +135,8 @@ impl NumberOfQueues {
 }
 
 bitflags::bitflags! {
-    /// Asynchronous Event Configuration: which events are enabled (Base 2.0, section 5.27.1). Other bits are kept as
-    /// received.
+    /// Asynchronous Event Configuration: which events are enabled (Base 2.0, section 5.27.1). Other bits are
+    /// kept as received.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub struct AsyncEventConfiguration: u32 {
         /// SMART / Health Critical Warnings, with the bits of the log page.

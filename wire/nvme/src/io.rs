@@ -29,8 +29,8 @@ pub struct ReadWrite {
     pub directive: u16,
     /// Dataset Management field (DSM); a hint.
     pub hints: u8,
-    /// Expected or initial logical block reference tag. Formats with a longer tag, or a storage tag, have more of it in
-    /// other dwords: [`set_block_tags`] and [`block_tags`].
+    /// Expected or initial logical block reference tag. Formats with a longer tag, or a storage tag, have
+    /// more of it in other dwords: [`set_block_tags`] and [`block_tags`].
     pub reference_tag: u32,
     /// Expected or initial application tag.
     pub application_tag: u16,
@@ -38,8 +38,8 @@ pub struct ReadWrite {
     pub application_tag_mask: u16,
 }
 
-/// Sets the storage tag and the initial or expected reference tag of a Read, Write, Compare, Verify or Write Zeroes:
-/// dwords 2, 3 and 14 (LBST and LBRT; NVM 1.0, section 5.2.1.4).
+/// Sets the storage tag and the initial or expected reference tag of a Read, Write, Compare, Verify or Write
+/// Zeroes: dwords 2, 3 and 14 (LBST and LBRT; NVM 1.0, section 5.2.1.4).
 pub fn set_block_tags(sqe: &mut Sqe, protection: &Protection, storage: u64, reference: u64) {
     let both = protection.join_tags(storage, reference);
     (sqe.cdw2, sqe.cdw3, sqe.cdw14) = ((both >> 64) as u32, (both >> 32) as u32, both as u32);

@@ -24,8 +24,8 @@ pub struct Protection {
     pub first: bool,
     /// Width and code of the guard.
     pub guard: GuardFormat,
-    /// Bits of the storage tag (STS), within [`GuardFormat::storage_tag_bits`]. The reference tag has the rest of the
-    /// space that both share.
+    /// Bits of the storage tag (STS), within [`GuardFormat::storage_tag_bits`]. The reference tag has the
+    /// rest of the space that both share.
     pub storage_tag_bits: u8,
 }
 
@@ -81,8 +81,8 @@ impl Protection {
         Protection { guard, storage_tag_bits: guard.storage_tag_bits().0, ..self }
     }
 
-    /// Whether it is one of the extended formats, which hosts use only if they know them (LBAFEE): every one but that
-    /// with a 16-bit guard and no storage tag.
+    /// Whether it is one of the extended formats, which hosts use only if they know them (LBAFEE): every one
+    /// but that with a 16-bit guard and no storage tag.
     pub const fn is_extended(&self) -> bool {
         !matches!((self.guard, self.storage_tag_bits), (GuardFormat::Crc16, 0))
     }
@@ -103,8 +103,8 @@ impl Protection {
         ones(self.storage_tag_bits)
     }
 
-    /// Storage tag and reference tag in the space that they share: of the protection information, and of commands (NVM
-    /// 1.0, section 5.2.1.4). The storage tag is in the most significant bits.
+    /// Storage tag and reference tag in the space that they share: of the protection information, and of
+    /// commands (NVM 1.0, section 5.2.1.4). The storage tag is in the most significant bits.
     pub(crate) const fn join_tags(&self, storage: u64, reference: u64) -> u128 {
         let storage = (storage & self.storage_mask()) as u128;
         storage << self.reference_tag_bits() | (reference & self.reference_mask()) as u128
@@ -138,8 +138,8 @@ impl MetadataFormat {
         Ok(())
     }
 
-    /// Bytes of a block that a command transfers in its data, with `data_bytes` of data: with PRACT, protection information
-    /// that is all of the metadata is not transferred (NVM 1.0, section 5.2.2).
+    /// Bytes of a block that a command transfers in its data, with `data_bytes` of data: with PRACT,
+    /// protection information that is all of the metadata is not transferred (NVM 1.0, section 5.2.2).
     pub fn transfer_bytes(&self, data_bytes: u32, flags: ProtectionFlags) -> u32 {
         let is_interleaved = self.extended && !self.strips(flags);
         data_bytes + if is_interleaved { u32::from(self.bytes) } else { 0 }

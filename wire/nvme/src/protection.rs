@@ -1,5 +1,5 @@
-//! Metadata of blocks, and end-to-end protection information (NVM 1.0, section 5.2), generated and verified in
-//! software: by hosts that transfer metadata, and by block devices that have it.
+//! Metadata of blocks, and end-to-end protection information (NVM 1.0, section 5.2), generated and verified
+//! in software: by hosts that transfer metadata, and by block devices that have it.
 //!
 //! ```
 //! use wire_nvme::protection::{self, MetadataFormat, Protection, ProtectionType, Tags};
@@ -30,7 +30,8 @@ pub const SIZE: usize = 8;
 /// Generates the protection information of whole blocks in their separate metadata.
 ///
 /// # Panics
-/// If the length of `metadata` does not match the number of blocks, or the format has no protection information.
+/// If the length of `metadata` does not match the number of blocks, or the format has no protection
+/// information.
 pub fn generate(format: &MetadataFormat, block_size: usize, data: &[u8], metadata: &mut [u8], tags: &Tags) {
     let width = usize::from(format.bytes);
     assert_eq!(data.len() / block_size * width, metadata.len(), "metadata of so many blocks");
@@ -55,8 +56,8 @@ pub fn generate_extended(format: &MetadataFormat, block_size: usize, blocks: &mu
 /// Verifies whole blocks against the protection information in their separate metadata.
 ///
 /// # Errors
-/// The status with which a controller would fail the read: guard, application tag or reference tag check error of
-/// the first bad block.
+/// The status with which a controller would fail the read: guard, application tag or reference tag check
+/// error of the first bad block.
 ///
 /// # Panics
 /// As [`generate`].
@@ -176,7 +177,8 @@ fn verify(
     check_block(format, block, metadata, index, tags, all)
 }
 
-/// Expected reference tag of block `index` with a 16-bit guard: types 1 and 2 increment it per block, type 3 does not.
+/// Expected reference tag of block `index` with a 16-bit guard: types 1 and 2 increment it per block, type 3
+/// does not.
 fn expected_reference(protection: &Protection, index: usize, tags: &Tags) -> u32 {
     let first = tags.reference as u32;
     match protection.kind {

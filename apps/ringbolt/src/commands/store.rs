@@ -97,7 +97,8 @@ pub(crate) enum StoreCommand {
     /// Have connections to nodes use TLS, in a running cluster too: `on`, and `required` when all use it
     #[command(after_help = "Examples:\n  ringbolt store tls on\n  ringbolt store tls required --node 2\n\n\
         Keys follow from those of the cluster and its clients; there are no certificates. Nodes and clients \
-        follow at once. `ringbolt store status --json` counts the connections of each node with and without TLS.")]
+        follow at once. `ringbolt store status --json` counts the connections of each node \
+        with and without TLS.")]
     Tls(TlsArgs),
     /// Let a replica serve that lacks what its group had, and whose group waits: says what that costs, and
     /// needs --yes
@@ -613,8 +614,8 @@ fn set_tls(options: &TlsArgs) -> Result<(), CommandError> {
     {
         let address = record.addresses.join(", ");
         return Err(CommandError::operation(format!(
-            "node {} listens on {address}, which others than this machine reach, and would serve without TLS: \
-             --allow-plain-network permits it",
+            "node {} listens on {address}, which others than this machine reach, and would serve without \
+             TLS: --allow-plain-network permits it",
             id.0
         )));
     }

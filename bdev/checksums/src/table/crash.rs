@@ -1,5 +1,5 @@
-//! The table with a disk that loses power: no read is ever said to be wrong that is right, and what is damaged
-//! is found where checksums were durable.
+//! The table with a disk that loses power: no read is ever said to be wrong that is right, and what is
+//! damaged is found where checksums were durable.
 
 use std::collections::BTreeMap;
 
@@ -204,7 +204,7 @@ impl Run {
                 match (write, read) {
                     (Some((offset, data)), _) => self.begin_write(hold, offset, data),
                     (_, Some(block)) => _ = self.read(&hold, block)?,
-                    _ => return Err("nobody has asked for that".to_string()),
+                    _ => return Err("that was not asked for".to_string()),
                 }
             } else if let Some(io) = self.table.next_io() {
                 self.in_flight.push(InFlight::Table { io, cached: self.disk.cached.len() });
@@ -298,7 +298,8 @@ impl Run {
         Ok(())
     }
 
-    /// Ends without writes in flight, and with all checksums durable. Then each block that is known is verified.
+    /// Ends without writes in flight, and with all checksums durable. Then each block that is known is
+    /// verified.
     fn end(&mut self) -> Result<(), String> {
         self.failing = 0;
         for _ in 0..10_000 {

@@ -60,8 +60,8 @@ impl MetadataConfig {
 
 /// Moves the blocks of requests one at a time, with their metadata behind their data.
 ///
-/// Stored protection information is inverted: memory that was never written, or deallocated, is zero and reads as FFh
-/// in every byte, which disables checks (NVM 1.0, sections 3.2.3.2.1 and 5.2.1.5).
+/// Stored protection information is inverted: memory that was never written, or deallocated, is zero and
+/// reads as FFh in every byte, which disables checks (NVM 1.0, sections 3.2.3.2.1 and 5.2.1.5).
 pub(super) struct ProtectedBlocks {
     format: MetadataFormat,
     data_bytes: usize,
@@ -69,8 +69,8 @@ pub(super) struct ProtectedBlocks {
 }
 
 impl ProtectedBlocks {
-    /// `None` for a device whose blocks need no such treatment: they have no metadata, or interleaved metadata without
-    /// protection information.
+    /// `None` for a device whose blocks need no such treatment: they have no metadata, or interleaved
+    /// metadata without protection information.
     pub(super) fn new(geometry: &BdevGeometry) -> Option<ProtectedBlocks> {
         let (format, data_bytes) = (geometry.metadata, geometry.data_block_size() as usize);
         if format.bytes == 0 || (format.extended && format.protection.is_none()) {
@@ -79,7 +79,8 @@ impl ProtectedBlocks {
         Some(ProtectedBlocks { format, data_bytes, block: vec![0; stored_bytes(geometry) as usize] })
     }
 
-    /// Checks and stores the blocks of a write: `store` gets the index and the content of each, once all are checked.
+    /// Checks and stores the blocks of a write: `store` gets the index and the content of each, once all are
+    /// checked.
     pub(super) fn write(&mut self, request: &mut Request, mut store: impl FnMut(u64, &[u8])) -> Status {
         let (flags, tags) = protection_of(request);
         let generates = flags.contains(ProtectionFlags::ACTION);

@@ -111,7 +111,8 @@ control::parameters! {
         name: Option<String>,
         /// Number of blocks
         num_blocks: u64 ["blocks"],
-        /// Size of a block's data; data and metadata together, as SPDK saves interleaved ones, if it is no multiple of 512
+        /// Size of a block's data; data and metadata together, as SPDK saves interleaved ones, if it is no
+        /// multiple of 512
         block_size: u32 ["bytes"],
         /// Size of a physical block; 0 is `block_size`
         physical_block_size: u32 ["bytes"] = 0,
@@ -127,7 +128,8 @@ control::parameters! {
         dif_type: u32 = 0,
         /// Protection information is in the first bytes of the metadata, instead of the last
         dif_is_head_of_md: bool = false,
-        /// Guard of the protection information: 0 has 16 bits; 1 has 32 and 2 has 64 bits, and need 16 bytes of metadata
+        /// Guard of the protection information: 0 has 16 bits; 1 has 32 and 2 has 64 bits, and need 16 bytes
+        /// of metadata
         dif_pi_format: u32 = 0,
     }
     only {
@@ -166,7 +168,8 @@ fn malloc_create(bdevs: &BdevModule, mut params: MallocCreate) -> Result<String,
     Ok(bdevs.record(&device, "bdev_malloc_create", &params))
 }
 
-/// The data of a block. SPDK's methods take this size; its `save_config` writes that with interleaved metadata.
+/// The data of a block. SPDK's methods take this size; its `save_config` writes that with interleaved
+/// metadata.
 fn data_bytes(block_size: u32, md_size: u32) -> u32 {
     match block_size.checked_sub(md_size) {
         Some(data) if !block_size.is_multiple_of(512) && data.is_multiple_of(512) => data,
@@ -203,7 +206,8 @@ control::parameters! {
         dif_type: u32 = 0,
         /// Protection information is in the first bytes of the metadata, instead of the last
         dif_is_head_of_md: bool = false,
-        /// Guard of the protection information: 0 has 16 bits; 1 has 32 and 2 has 64 bits, and need 16 bytes of metadata
+        /// Guard of the protection information: 0 has 16 bits; 1 has 32 and 2 has 64 bits, and need 16 bytes
+        /// of metadata
         dif_pi_format: u32 = 0,
     }
     only {
@@ -238,7 +242,8 @@ control::parameters! {
     struct UringCreate {
         /// Name
         name: String,
-        /// File, block device or NVMe generic device (`/dev/ngXnY`), to which NVMe commands are passed through
+        /// File, block device or NVMe generic device (`/dev/ngXnY`), to which NVMe commands are passed
+        /// through
         filename: String,
         /// Size of a block; 0 is that of the file
         block_size: u32 ["bytes"] = 0,
@@ -250,8 +255,8 @@ control::parameters! {
         sqpoll: bool = false,
         /// Processor of that thread
         sqpoll_cpu: Option<u32>,
-        /// Use a block device although it is mounted, used as swap, part of another device, or open exclusively; not in
-        /// SPDK
+        /// Use a block device although it is mounted, used as swap, part of another device, or open
+        /// exclusively; not in SPDK
         force: bool = false,
     }
 }
@@ -312,8 +317,8 @@ control::parameters! {
         nowait: bool = false,
         /// UUID; without, that of the file or disk, which is the same each time
         uuid: Option<Uuid>,
-        /// Use a block device although it is mounted, used as swap, part of another device, or open exclusively; not in
-        /// SPDK
+        /// Use a block device although it is mounted, used as swap, part of another device, or open
+        /// exclusively; not in SPDK
         force: bool = false,
     }
 }

@@ -112,7 +112,8 @@ fn metadata_and_protection_are_described_as_spdk_does() {
     let null = json!({ "name": "N", "num_blocks": 64, "block_size": 4160, "md_size": 64, "dif_type": 3,
         "dif_is_head_of_md": true });
     ok(&plane, "bdev_null_create", null);
-    // `rpc.py` gives the size of the data, and SPDK's `save_config` that with interleaved metadata. The flag is not in it.
+    // `rpc.py` gives the size of the data, and SPDK's `save_config` that with interleaved metadata. The flag
+    // is not in it.
     let by_data = json!({ "name": "D", "num_blocks": 64, "block_size": 4096, "md_size": 8, "dif_type": 1 });
     ok(&plane, "bdev_null_create", by_data);
     let saved = json!({ "name": "S", "num_blocks": 64, "block_size": 520, "physical_block_size": 512, "md_size": 8,

@@ -26,8 +26,8 @@ const ANA_BYTES_MAX: u64 = 1 << 20;
 /// The ANA state of each ANA group; `None` if the controller does not report ANA.
 pub(crate) type AnaGroups = Option<Vec<(u32, AnaState)>>;
 
-/// log2 of the unit of MDTS. It is 4 KiB over fabrics and for every controller that supports such pages; for larger ones
-/// the limit is only smaller than necessary.
+/// log2 of the unit of MDTS. It is 4 KiB over fabrics and for every controller that supports such pages; for
+/// larger ones the limit is only smaller than necessary.
 const PAGE_LOG2: u32 = 12;
 
 /// What a scan of a controller has found.
@@ -194,8 +194,8 @@ impl AdminExecutor<'_> {
             mdts => 1u32.checked_shl(u32::from(mdts) + PAGE_LOG2).unwrap_or(limit).min(limit),
         };
         let block_size = 1u32 << format.data_log2;
-        // PRP entries are dword-aligned, and need page boundaries between slices (Base 2.0, section 4.1.1); over TCP
-        // slices are copied into the stream.
+        // PRP entries are dword-aligned, and need page boundaries between slices (Base 2.0, section 4.1.1);
+        // over TCP slices are copied into the stream.
         let (alignment, virtual_boundary) = match controller.sgls & 3 != 0 {
             _ if self.controller.is_fabrics() => (1, 1),
             true => (4, 1),

@@ -1,4 +1,5 @@
-//! `bdev_nvme_set_options`: defaults for controllers attached later, and the multipath policy in SPDK's terms.
+//! `bdev_nvme_set_options`: defaults for controllers attached later, and the multipath policy in SPDK's
+//! terms.
 
 use control::{Method, RpcError};
 
@@ -241,15 +242,16 @@ control::parameters! {
         multipath_opts: Option<MultipathOpts>,
         /// Count I/O of each path
         io_path_stat: Option<bool>,
-        /// Whether a write that a silent controller may still execute is retried only when it cannot any more; without, true.
-        /// Not an option of SPDK, which retries at once
+        /// Whether a write that a silent controller may still execute is retried only when it cannot any
+        /// more; without, true. Not an option of SPDK, which retries at once
         quiesce_wait: Option<bool>,
-        /// Whether a guest's memory is mapped for PCIe devices as a whole, which pins it, instead of copying its data;
-        /// without, true. Not an option of SPDK, which maps
+        /// Whether a guest's memory is mapped for PCIe devices as a whole, which pins it, instead of copying
+        /// its data; without, true. Not an option of SPDK, which maps
         map_lent_memory: Option<bool>,
         /// Digests to authenticate with: sha256, sha384, sha512; all before
         dhchap_digests: Option<Vec<String>>,
-        /// Groups to authenticate with: null, ffdhe2048, ffdhe3072, ffdhe4096, ffdhe6144, ffdhe8192; all before
+        /// Groups to authenticate with: null, ffdhe2048, ffdhe3072, ffdhe4096, ffdhe6144, ffdhe8192; all
+        /// before
         dhchap_dhgroups: Option<Vec<String>>,
     }
     only {

@@ -23,7 +23,8 @@ pub(super) struct FabricsNamespaceInfo {
     pub(super) blocks: u64,
     pub(super) block_size: u32,
     pub(super) transfer_max_bytes: u32,
-    /// Of reads and writes of a namespace whose protection information the controller inserts, checks and strips.
+    /// Of reads and writes of a namespace whose protection information the controller inserts, checks and
+    /// strips.
     protection: Option<Protection>,
     prinfo: Prinfo,
     pub(super) write_zeroes: bool,

@@ -1,4 +1,5 @@
-//! Attaching a controller: enables and identifies it, sets up queues, shadow doorbells, interrupts and events.
+//! Attaching a controller: enables and identifies it, sets up queues, shadow doorbells, interrupts and
+//! events.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -285,7 +286,8 @@ impl ControllerOwner {
         if identity.oacs & oacs::DOORBELL_BUFFER == 0 {
             return Ok(None);
         }
-        // Shadow doorbells are an optimization: without the pages or their mapping, every doorbell is written.
+        // Shadow doorbells are an optimization: without the pages or their mapping, every doorbell is
+        // written.
         let Ok(pages) = ShadowDoorbellMemory::new(1 << page_log2) else { return Ok(None) };
         let Ok(address) = self.shared.mappings().map(pages.memory()) else { return Ok(None) };
         // They stay mapped from here on, even if the command fails: retain them with the device.

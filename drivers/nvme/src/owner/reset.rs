@@ -1,7 +1,7 @@
 //! Reset, failure and shutdown of a controller.
 //!
-//! The order is always the same: submissions stop; the device stops accessing memory, confirmed by CSTS.RDY or
-//! enforced by disabling its DMA; only then are the commands in flight aborted and their buffers returned.
+//! The order is always the same: submissions stop; the device stops accessing memory, confirmed by CSTS.RDY
+//! or enforced by disabling its DMA; only then are the commands in flight aborted and their buffers returned.
 
 use std::rc::Rc;
 use std::sync::atomic::Ordering;

@@ -187,7 +187,8 @@ impl SimulatedState {
                 let (lba, count) = (view.lba, u64::from(view.blocks));
                 let Some(bytes) = range(lba, count) else { return out_of_range };
                 let separate = lba as usize * metadata..(lba + count) as usize * metadata;
-                // With PRACT, the controller inserts and strips protection information: this one has 16-bit guards.
+                // With PRACT, the controller inserts and strips protection information: this one has 16-bit
+                // guards.
                 let stripped = view.prinfo.contains(Prinfo::ACTION) && metadata == 8;
                 if metadata > 0 && !stripped && extended {
                     return self.transfer_extended(

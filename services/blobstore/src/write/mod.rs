@@ -114,14 +114,14 @@ impl OpenBlobStore {
         OpenBlobStore::open_with_checksums(store, device, None)
     }
 
-    /// [`open`](Self::open), where all data is written through a layer that keeps these checksums. The store says
-    /// so from then on, until another program changes it ([`BlobStore::checksums`]).
+    /// [`open`](Self::open), where all data is written through a layer that keeps these checksums. The store
+    /// says so from then on, until another program changes it ([`BlobStore::checksums`]).
     pub fn open_with_checksums(
         store: BlobStore,
         device: BlobStoreDevice,
         checksums: Option<ChecksumsId>,
     ) -> OpenBlobStore {
-        // What the store says of checksums must be true before data is written.
+        // The mark of the checksums must be true before data is written.
         let is_said = checksums == store.checksums();
         let needs_start = !store.super_block.clean || !store.recovery().is_empty() || !is_said;
         let mut open = OpenBlobStore::new(store, device);

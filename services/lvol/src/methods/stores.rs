@@ -112,8 +112,8 @@ control::parameters! {
         /// Ringbolt's own: fail if there is a byte other than zero in the first 64 KiB of the bdev, where
         /// partition tables, file systems and stores begin
         only_blank: bool = false,
-        /// Ringbolt's own: checksums of the data, which reads are compared with. They take 0.4 % of the bdev, after
-        /// the end of the store, and SPDK's volumes do not know them
+        /// Ringbolt's own: checksums of the data, which reads are compared with. They take 0.4 % of the bdev,
+        /// after the end of the store, and SPDK's volumes do not know them
         data_checksums: DataChecksums = DataChecksums::None,
     }
 }

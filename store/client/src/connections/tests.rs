@@ -9,7 +9,8 @@ use wire_replica::ClientReply;
 
 use super::*;
 
-/// Counts reads and writes, and reports connections as ready only where a test says so: the simulation does always.
+/// Counts reads and writes, and reports connections as ready only where a test says so: the simulation does
+/// always.
 struct CountedNetwork {
     network: SimulatedNetwork,
     are_ready: bool,

@@ -104,8 +104,8 @@ struct Peer {
     again_ns: u64,
 }
 
-/// Requests for a report of the node. One report is made at a time, by another thread, and answers all requests that were
-/// there when it was begun; of each connection the last one counts.
+/// Requests for a report of the node. One report is made at a time, by another thread, and answers all
+/// requests that were there when it was begun; of each connection the last one counts.
 #[derive(Default)]
 struct Reports {
     reporter: Option<SyncSender<()>>,
@@ -323,8 +323,9 @@ impl<N: ServerNetwork> Hub<N> {
         Ok(())
     }
 
-    /// The connection to a node: one that was opened to it or by it, else a new one. The address of a node that has just started
-    /// is not known yet, or was another one before. Without a connection messages are lost, as on a link.
+    /// The connection to a node: one that was opened to it or by it, else a new one. The address of a node
+    /// that has just started is not known yet, or was another one before. Without a connection messages are
+    /// lost, as on a link.
     fn connection_to(&mut self, node: ReplicaId) -> Option<Slot> {
         let opened = self.peers.get(&node).and_then(|peer| peer.connection);
         if let Some(slot) = opened.or_else(|| self.opened_by.get(&node).copied()) {
@@ -428,7 +429,8 @@ impl<N: ServerNetwork> Hub<N> {
         match frame {
             // Only the node itself speaks for it.
             Frame::Replica(message) if peer == Some(message.from) => {
-                // One that is no member any more, and does not know, would be proposed and refused again and again.
+                // One that is no member any more, and does not know, would be proposed and refused again and
+                // again.
                 let is_join = matches!(message.body, MessageBody::Join { .. });
                 let members = self.members.get(&group);
                 if is_join && members.is_some_and(|members| !members.contains(&message.from)) {

@@ -1,5 +1,5 @@
-//! The thread of a node that talks to the map: it hands it proposals, renews the node's lease, and gives each replica the
-//! records that change. A second thread waits for changes.
+//! The thread of a node that talks to the map: it hands it proposals, renews the node's lease, and gives each
+//! replica the records that change. A second thread waits for changes.
 //!
 //! The map may be an older copy of itself, as after the restoration of a snapshot. A node knows that by the
 //! revision that it has seen, and by the epochs of its groups. It puts the records of groups back that it
@@ -41,7 +41,8 @@ use crate::{ReplicaHandle, ReplicaInput, ReplicaNode, StoreError};
 const WAIT: Duration = Duration::from_millis(500);
 /// Proposals that the map could not take are made again after this time.
 const RETRY: Duration = Duration::from_millis(100);
-/// Who is there is read at most once in this time: of many changes the first is read at once, and the others together.
+/// Who is there is read at most once in this time: of many changes the first is read at once, and the others
+/// together.
 const READ_TOGETHER: Duration = Duration::from_millis(200);
 /// How long the thread waits at a time when it has nothing to do any more.
 const TAKEN_WAIT: Duration = Duration::from_secs(3600);
@@ -192,7 +193,8 @@ struct Watcher {
     read_from: Instant,
     /// Something changed that may move a replica.
     is_to_review: bool,
-    /// Groups are not where they are wanted because there is no room: what they use changes without a change of the map.
+    /// Groups are not where they are wanted because there is no room: what they use changes without a change
+    /// of the map.
     waits_for_room: bool,
     preferred: PreferredPrimaries,
     renew_at: Instant,
@@ -685,7 +687,8 @@ impl Watcher {
         self.keeper.wake();
     }
 
-    /// When a primary is to be asked to hand over to the preferred node. Without the map nothing is known of that node.
+    /// When a primary is to be asked to hand over to the preferred node. Without the map nothing is known of
+    /// that node.
     fn ask_at(&self) -> Option<Instant> {
         let may_ask = !self.is_leaving && self.retry_at.is_none();
         self.preferred.deadline().filter(|_| may_ask)

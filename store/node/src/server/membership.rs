@@ -1,4 +1,5 @@
-//! What a node knows of the cluster: nodes, devices, pools, who is up, and where placement wants the replicas of a group.
+//! What a node knows of the cluster: nodes, devices, pools, who is up, and where placement wants the replicas
+//! of a group.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -145,9 +146,9 @@ impl Membership {
         self.out.get(&NodeId(node.0)).copied()
     }
 
-    /// Nodes that are down for so long that they are to be out, if this node declares it: the one with the lowest number of
-    /// those that are up. While half of the nodes are down or out, none is: more likely a network has failed.
-    /// A node that an operator took out does not count.
+    /// Nodes that are down for so long that they are to be out, if this node declares it: the one with the
+    /// lowest number of those that are up. While half of the nodes are down or out, none is: more likely a
+    /// network has failed. A node that an operator took out does not count.
     pub(super) fn overdue(&self, own: ReplicaId, out_after: Duration, now: Instant) -> Vec<NodeId> {
         let lowest = self.up.iter().find(|node| self.nodes.contains_key(node));
         let is_retired = |node: &&NodeId| self.out.get(node) == Some(&OutReason::Operator);
@@ -269,7 +270,8 @@ mod tests {
         map.remove_pool("removed").unwrap();
         membership.read(&map, cluster, Instant::now()).unwrap();
         assert!((0..8).all(|group| membership.is_removed(group) == (group >= 4)));
-        // A map that is new, as after the loss of its storage, removes nothing; neither does that of another cluster.
+        // A map that is new, as after the loss of its storage, removes nothing; neither does that of another
+        // cluster.
         let empty = LocalMap::open(&directory.join("empty")).unwrap();
         membership.read(&empty, empty.cluster().unwrap(), Instant::now()).unwrap();
         assert!((0..8).all(|group| !membership.is_removed(group)));

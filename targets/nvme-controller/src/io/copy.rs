@@ -139,7 +139,8 @@ impl CopyOperation {
         table.check_reservation(&self.plan)
     }
 
-    /// The range to copy; `None` at the end. It stays the same until [`complete_range`](Self::complete_range).
+    /// The range to copy; `None` at the end. It stays the same until
+    /// [`complete_range`](Self::complete_range).
     pub(crate) fn current_range(&self) -> Option<CopyPart> {
         let (from, blocks) = *self.ranges.get(self.index)?;
         Some(CopyPart { from, to: self.to, blocks })

@@ -205,7 +205,8 @@ impl NamespaceTable {
         &self.entries[plan.namespace as usize]
     }
 
-    /// The key of the block device of a plan; `None` if the plan has no namespace, or if it was removed since.
+    /// The key of the block device of a plan; `None` if the plan has no namespace, or if it was removed
+    /// since.
     pub(crate) fn backend(&self, plan: &IoPlan) -> Option<u32> {
         if matches!(plan.op, IoOp::FlushAll | IoOp::Disconnect) {
             return None;
@@ -257,8 +258,8 @@ impl NamespaceTable {
     }
 
     /// Bits of FUSE and PSDT that no I/O command may have, but fused ones. FUSE is 00b except for fused
-    /// operations. PSDT is 01b over fabrics (SGLs), and 00b (PRPs) or 01b on memory-based transports (Base 2.0, section
-    /// 3.3.3.1).
+    /// operations. PSDT is 01b over fabrics (SGLs), and 00b (PRPs) or 01b on memory-based transports (Base
+    /// 2.0, section 3.3.3.1).
     #[inline(always)]
     pub(super) fn invalid_flags(&self, flags: u8) -> u8 {
         let (mask, valid) = if self.memory_based { (0x83, 0) } else { (0xc3, Sqe::FLAGS_SGL) };
@@ -290,8 +291,8 @@ impl NamespaceTable {
         }
     }
 
-    /// Whether the host has said that it knows extended formats of protection information: others would take it for
-    /// that with a 16-bit guard.
+    /// Whether the host has said that it knows extended formats of protection information: others would take
+    /// it for that with a 16-bit guard.
     fn host_knows_extended_formats(&self) -> bool {
         self.requester.as_ref().is_none_or(|requester| requester.association.knows_extended_formats())
     }

@@ -1,9 +1,9 @@
 //! Reads and writes of namespaces with metadata (NVM 1.0, section 5.2).
 //!
-//! Metadata is interleaved with the data, as fabrics require. The block device checks, generates and strips protection
-//! information; here is decided what it is asked for. A command without PRINFO transfers whole blocks and is planned as
-//! any other. Of a namespace that hides its protection information, the device generates, checks and strips
-//! it for every command, and hosts transfer data only.
+//! Metadata is interleaved with the data, as fabrics require. The block device checks, generates and strips
+//! protection information; here is decided what it is asked for. A command without PRINFO transfers whole
+//! blocks and is planned as any other. Of a namespace that hides its protection information, the device
+//! generates, checks and strips it for every command, and hosts transfer data only.
 
 use block_io::{ProtectedData, ProtectionFlags, ProtectionTags, Status};
 use dma::Data;
@@ -77,8 +77,8 @@ fn checked_storage_tag(
     let is_supported = matches!(op, IoOp::Read | IoOp::Write | IoOp::Verify);
     let Some(protection) = entry.metadata.protection.filter(|_| is_supported) else { return invalid };
     let (storage, reference) = block_tags(sqe, &protection);
-    // The block device counts reference tags from the LBA. Type 1 requires that; other initial tags of type 2 are not
-    // supported, and type 3 does not check them.
+    // The block device counts reference tags from the LBA. Type 1 requires that; other initial tags of type 2
+    // are not supported, and type 3 does not check them.
     let uses_reference = flags.intersects(ProtectionFlags::ACTION | ProtectionFlags::CHECK_REFERENCE_TAG);
     let counts_from_lba =
         reference == lba & protection.reference_mask() || protection.kind == ProtectionType::Type3;

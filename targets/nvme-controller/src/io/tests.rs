@@ -380,8 +380,8 @@ proptest! {
         prop_assert_eq!(answer.map(|plan| assert_eq!((plan.lba, plan.blocks), (lba, blocks))), expected);
     }
 
-    /// The short path takes exactly the reads and writes that the plan transfers as they are; the matrix of reservations
-    /// has its own test.
+    /// The short path takes exactly the reads and writes that the plan transfers as they are; the matrix of
+    /// reservations has its own test.
     #[test]
     fn plain_transfers_are_the_planned_ones(
         is_write in any::<bool>(),

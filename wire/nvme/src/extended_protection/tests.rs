@@ -55,7 +55,8 @@ fn kernels_crc64(data: &[u8]) -> u64 {
 
 #[test]
 fn protection_information_of_64_bits_is_that_of_the_linux_kernel() {
-    // block/t10-pi.c: `struct crc64_pi_tuple` is guard, application tag and a reference tag of 48 bits, all big-endian.
+    // block/t10-pi.c: `struct crc64_pi_tuple` is guard, application tag and a reference tag of 48 bits, all
+    // big-endian.
     let format = format(GuardFormat::Crc64, ProtectionType::Type1, 16, 0, false);
     let data: Vec<u8> = (0..512).map(|at| (at * 11 + 5) as u8).collect();
     let tags = ProtectionTags { reference: 0xffff_ffff, application: 0x1234, ..all_bits() };

@@ -81,8 +81,8 @@ pub struct IdentifyNamespace {
     pub fpi: u8,
     /// Deallocate features; see [`dlfeat`].
     pub dlfeat: u8,
-    /// Atomic Write Unit Power Fail of the namespace (NAWUPF) in blocks, 2 to 65536; 0 for that of the controller. Like
-    /// the two that follow, valid with [`nsfeat::ATOMICS`].
+    /// Atomic Write Unit Power Fail of the namespace (NAWUPF) in blocks, 2 to 65536; 0 for that of the
+    /// controller. Like the two that follow, valid with [`nsfeat::ATOMICS`].
     pub atomic_write_power_fail_blocks: u32,
     /// Atomic Boundary Offset (NABO) in blocks.
     pub atomic_boundary_offset: u16,
@@ -170,8 +170,8 @@ impl Default for IdentifyNamespace {
 }
 
 impl IdentifyNamespace {
-    /// Metadata and protection of the format in use. `nvm` is what the command set's own structure (CNS 05h) says, of a
-    /// controller with [`ctratt::EXTENDED_FORMATS`](super::ctratt::EXTENDED_FORMATS).
+    /// Metadata and protection of the format in use. `nvm` is what the command set's own structure (CNS 05h)
+    /// says, of a controller with [`ctratt::EXTENDED_FORMATS`](super::ctratt::EXTENDED_FORMATS).
     ///
     /// # Errors
     /// Why the fields contradict each other.
@@ -324,7 +324,8 @@ pub(super) fn zero_based_blocks(blocks: u32) -> u16 {
     (blocks - 1) as u16
 }
 
-/// An extended LBA format: the protection information that an LBA format has if it is enabled (NVM 1.0, section 4.1.5.3).
+/// An extended LBA format: the protection information that an LBA format has if it is enabled (NVM 1.0,
+/// section 4.1.5.3).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ExtendedLbaFormat {
     /// Protection information format (PIF): see [`GuardFormat::from_wire`].

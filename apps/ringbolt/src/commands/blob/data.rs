@@ -83,8 +83,9 @@ pub(super) fn check(image: &DataImage<'_>, store: &BlobStore) -> Result<DataChec
         return Err("the store has no checksums of its data; it is made with --data-checksums".to_string());
     };
     if store.checksums() != Some(header.id) {
-        return Err("another program has changed the store since its checksums were written, or it ended before it \
-            said whose they are: they say nothing of the data, and are computed anew when the store is used next"
+        return Err("another program has changed the store since its checksums were written, or it ended \
+            before it said whose they are: they say nothing of the data, and are computed anew when the \
+            store is used next"
             .to_string());
     }
     let mut bits = Vec::new();

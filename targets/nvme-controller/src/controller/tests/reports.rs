@@ -27,7 +27,8 @@ fn hosts_that_connect_before_the_first_namespace_flush_and_deallocate() {
     }
 }
 
-/// A namespace with a guard of 64 bits looks like one with a guard of 16 bits to a host that does not read CNS 05h.
+/// A namespace with a guard of 64 bits looks like one with a guard of 16 bits to a host that does not read
+/// CNS 05h.
 #[test]
 fn extended_formats_are_reported_and_refused_to_hosts_that_do_not_know_them() {
     use crate::NamespaceTable;

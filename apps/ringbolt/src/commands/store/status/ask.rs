@@ -1,4 +1,5 @@
-//! Asks the nodes of a cluster for their reports: those of this machine by their RPC sockets, the others over the network.
+//! Asks the nodes of a cluster for their reports: those of this machine by their RPC sockets, the others over
+//! the network.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -41,8 +42,8 @@ pub(super) type NodeAnswers = BTreeMap<u32, NodeAnswer>;
 
 type Addresses = BTreeMap<ReplicaId, Option<NodeAddress>>;
 
-/// Asks all nodes of the map, at the same time; if the map cannot be used, those that the nodes of this machine know, and why
-/// it cannot.
+/// Asks all nodes of the map, at the same time; if the map cannot be used, those that the nodes of this
+/// machine know, and why it cannot.
 ///
 /// # Errors
 /// The map has something that it cannot have.
