@@ -228,6 +228,14 @@ fn apply(store: &mut OpenBlobStore, device: &mut MemoryDevice) {
 
 /// A store as SPDK's: flat names with a byte 0, lengths, and no other xattr of ours.
 fn flat_store(store_type: [u8; 16], blobs: &[(&str, u64, bool)]) -> MemoryDevice {
+    let (mut store, mut device) = open_flat_store(store_type, blobs);
+    store.begin(BlobChange::Unload);
+    apply(&mut store, &mut device);
+    device
+}
+
+/// As [`flat_store`], not yet unloaded.
+fn open_flat_store(store_type: [u8; 16], blobs: &[(&str, u64, bool)]) -> (OpenBlobStore, MemoryDevice) {
     let mut device = MemoryDevice::new(2 << 20);
     let format = BlobStoreFormat { cluster_bytes: 16 << 10, store_type, ..format_options() };
     let (mut store, _) = OpenBlobStore::format(&format, device.properties()).unwrap();
@@ -246,9 +254,7 @@ fn flat_store(store_type: [u8; 16], blobs: &[(&str, u64, bool)]) -> MemoryDevice
         let offset = published.layout().cluster_offset(blob.clusters().get(0).unwrap());
         device.write(offset, &vec![blob.id().0 as u8; 16 << 10]).unwrap();
     }
-    store.begin(BlobChange::Unload);
-    apply(&mut store, &mut device);
-    device
+    (store, device)
 }
 
 #[test]
@@ -290,6 +296,12 @@ fn stores_of_others_are_refused_by_name() {
     files.unload().unwrap();
     let files = reload(files);
     assert_eq!(names(&files, ""), [""; 0]);
+    files.inspect(|fs| assert_eq!(fs.blobs().super_block().store_type, STORE_TYPE));
+    // One that was not unloaded has it once it is open.
+    let (_, device) = open_flat_store([0; 16], &[("a", 1, false)]);
+    let files = BlockingBlobFs::load(device, options()).unwrap();
+    let files = reload(files);
+    assert_eq!(names(&files, ""), ["a"]);
     files.inspect(|fs| assert_eq!(fs.blobs().super_block().store_type, STORE_TYPE));
     let error = refused(MemoryDevice::new(1 << 20));
     assert!(error.to_string().starts_with("there is no blobstore"), "{error}");

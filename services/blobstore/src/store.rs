@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use wire_blob::{BitMask, BlobId, ChecksumsId, MaskKind, SuperBlock};
+use wire_blob::{BitMask, BlobId, ChecksumsId, MaskKind, STORE_TYPE_BYTES, SuperBlock};
 
 use crate::assemble::{PageSet, TornPages, assemble};
 use crate::blob::{Blob, BlobParent, UnusableBlob};
@@ -45,6 +45,11 @@ impl BlobStore {
     /// The super block.
     pub fn super_block(&self) -> &SuperBlock {
         &self.super_block
+    }
+
+    /// Gives the store a type. It is on the device when the store was opened for changes and one was made.
+    pub fn set_store_type(&mut self, store_type: [u8; STORE_TYPE_BYTES]) {
+        self.super_block.store_type = store_type;
     }
 
     /// The geometry.

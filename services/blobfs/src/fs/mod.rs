@@ -153,16 +153,15 @@ impl BlobFs {
     /// # Errors
     /// The store is not one of files.
     pub fn open(
-        store: BlobStore,
+        mut store: BlobStore,
         device: BlobStoreDevice,
         options: BlobFsOptions,
     ) -> Result<BlobFs, NoBlobFs> {
         let loaded = load_files(&store)?;
-        let mut open = OpenBlobStore::open(store.clone(), device);
-        if store.super_block().store_type != STORE_TYPE {
-            // Without a type it would be no store of files any more when its last file is deleted.
-            open.set_store_type(STORE_TYPE);
-        }
+        // Without a type it would be no store of files any more when its last file is deleted. A store that was
+        // not unloaded gets its first write as it is opened.
+        store.set_store_type(STORE_TYPE);
+        let open = OpenBlobStore::open(store.clone(), device);
         Ok(BlobFs::new(Some(open), store, device, options, loaded))
     }
 

@@ -21,7 +21,7 @@ mod task;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
-use wire_blob::{BlobId, ChecksumsId, STORE_TYPE_BYTES};
+use wire_blob::{BlobId, ChecksumsId};
 
 pub use change::{
     BlobChange, BlobStoreFormat, ChangeError, ChangeId, ChangeOutcome, ChangeProgress, ClearMethod,
@@ -290,15 +290,6 @@ impl OpenBlobStore {
     /// is that of epoch 0.
     pub fn published(&self) -> &Arc<BlobStore> {
         &self.published
-    }
-
-    /// Gives the store a type. The first change writes it to the device.
-    ///
-    /// # Panics
-    /// If a change has begun.
-    pub fn set_store_type(&mut self, store_type: [u8; STORE_TYPE_BYTES]) {
-        assert!(self.session == Session::Unchanged, "a change of the store has begun: {:?}", self.session);
-        Arc::make_mut(&mut self.published).super_block.store_type = store_type;
     }
 
     /// Number of the published state.
