@@ -4,11 +4,12 @@
 //! depth 32, or one volume (`thick`, `thin`, `chain`) with `Read` or `Write` in turn with the device. The time
 //! is the CPU time of the core, which others on the machine disturb least. It prints the median nanoseconds of
 //! an I/O, and of the rounds' ratios to the device alone the median, the lower and the upper quartile: for a
-//! thick volume, a thin one with all clusters, and one that reads through ten snapshots, each of which has a
-//! tenth of the clusters.
+//! split bdev, which adds a number to the address and is the least that a layer does; for a thick volume, a
+//! thin one with all clusters, and one that reads through ten snapshots, each of which has a tenth of the
+//! clusters.
 //!
-//! `volume_cost count DEVICE OP DEPTH ROUNDS` executes rounds of DEPTH reads or writes on `bare`, `thick`,
-//! `thin` or `chain`, for
+//! `volume_cost count DEVICE OP DEPTH ROUNDS` executes rounds of DEPTH reads or writes on `bare`, `wholep0` (a
+//! split bdev), `thick`, `thin` or `chain`, for
 //! `valgrind --tool=callgrind --fair-sched=yes --collect-atstart=no --toggle-collect='*submit_and_poll*' …`
 
 use bdev::rpc::BdevModule;
@@ -25,7 +26,8 @@ const ROUNDS: usize = 25;
 const ROUND_IOS: u64 = 64_000;
 const CLUSTER_BYTES: u64 = 1 << 20;
 const SNAPSHOTS: u64 = 10;
-const DEVICES: [&str; 4] = ["bare", "lvs/thick", "lvs/thin", "lvs/chain"];
+/// The device alone, the least layer above one, and volumes.
+const DEVICES: [&str; 5] = ["bare", "wholep0", "lvs/thick", "lvs/thin", "lvs/chain"];
 
 /// The measured part: the layer, the module and what is below it.
 #[inline(never)]
@@ -117,7 +119,7 @@ fn compare(
 ) -> Option<Vec<[f64; DEVICES.len()]>> {
     let mut loads = Vec::new();
     for (at, name) in DEVICES.into_iter().enumerate() {
-        let is_wanted = at == 0 || only.is_none_or(|only| only == name);
+        let is_wanted = at < 2 || only.is_none_or(|only| only == name);
         // Writes to the chain would take it apart.
         if is_wanted && (op == Op::Read || name != "lvs/chain") {
             loads.push((at, Load::new(core, registry, name, op, depth)?));
@@ -163,10 +165,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let bdevs = BdevModule::new(registry.clone(), builder.examiner());
     let lvols = lvol::LvolModule::new(registry.clone(), reactors.handles());
     let plane = builder.module(&bdevs).module(&lvols).start(None)?;
-    for (name, mib) in [("bare", mib), ("disk", 4 * mib + 64)] {
+    for (name, mib) in [("bare", mib), ("whole", mib), ("disk", 4 * mib + 64)] {
         let params = json!({ "name": name, "num_blocks": mib * 2048, "block_size": 512 });
         plane.invoke("bdev_malloc_create", params)?;
     }
+    plane.invoke("bdev_split_create", json!({ "base_bdev": "whole", "split_count": 1 }))?;
     let params = json!({ "bdev_name": "disk", "lvs_name": "lvs", "cluster_sz": CLUSTER_BYTES });
     plane.invoke("bdev_lvol_create_lvstore", params)?;
     for (name, thin) in [("thick", false), ("thin", true), ("chain", true)] {
@@ -174,7 +177,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             json!({ "lvol_name": name, "size_in_mib": mib, "thin_provision": thin, "lvs_name": "lvs" });
         plane.invoke("bdev_lvol_create", params)?;
     }
-    for name in &DEVICES[..3] {
+    for name in &DEVICES[..4] {
         fill(&reactor, &registry, name, 1, 0);
     }
     for index in 0..SNAPSHOTS {
@@ -185,7 +188,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     if counts {
         let [_, device, op, ..] = arguments[..] else { return Err("count DEVICE OP DEPTH ROUNDS".into()) };
         let name = DEVICES.into_iter().find(|name| name.trim_start_matches("lvs/") == device);
-        let name = name.ok_or("bare, thick, thin or chain")?;
+        let name = name.ok_or("bare, wholep0, thick, thin or chain")?;
         let op = if op == "write" { Op::Write } else { Op::Read };
         let (depth, rounds) = (number(3, 32)?, number(4, 1000)?);
         call(&reactor, &registry, move |core, registry| {
@@ -203,9 +206,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             });
             for (at, name) in DEVICES.into_iter().enumerate().filter(|(at, _)| rounds[0][*at] > 0.0) {
                 let [_, nanoseconds, _] = quartiles(rounds.iter().map(|round| round[at]).collect());
-                let ratios = rounds.iter().map(|round| 100.0 * round[0] / round[at]).collect();
-                let [low, ratio, high] = quartiles(ratios);
-                println!("{op:?} {name}: {nanoseconds:.1} ns, {ratio:.1} % ({low:.1} to {high:.1}) of bare");
+                let ratio = |base: usize| {
+                    let [low, ratio, high] =
+                        quartiles(rounds.iter().map(|round| 100.0 * round[base] / round[at]).collect());
+                    format!("{ratio:.1} % ({low:.1} to {high:.1})")
+                };
+                let (bare, split) = (ratio(0), ratio(1));
+                println!("{op:?} {name}: {nanoseconds:.1} ns, {bare} of bare, {split} of split");
             }
         }
     }

@@ -55,8 +55,8 @@ enum BenchmarkKind {
     Scale,
     /// Instructions of the load generator on the null device, at a queue depth and with further options.
     Instructions(u32, &'static [&'static str]),
-    /// Instructions on the null device at QD 128 after a method was called with these parameters.
-    InstructionsConfigured(&'static str, &'static str),
+    /// Instructions at QD 128 on this device, after a method was called with these parameters.
+    InstructionsConfigured(&'static str, &'static str, &'static str),
     InstructionsTarget,
     InstructionsOf(CountedExample),
     /// The driver alone, with N queue pairs on N cores.
@@ -538,6 +538,7 @@ pub(super) const ALL: &[Benchmark] = &[
         "instructions-null-qos",
         "the same at QD 128 with a rate limit that is not reached",
         BenchmarkKind::InstructionsConfigured(
+            "Null0",
             "bdev_set_qos_limit",
             r#"{ "name": "Null0", "rw_ios_per_sec": 1000000000 }"#,
         ),
@@ -545,7 +546,16 @@ pub(super) const ALL: &[Benchmark] = &[
     case(
         "instructions-null-trace",
         "the same with the trace of the bdev layer enabled, two events an I/O",
-        BenchmarkKind::InstructionsConfigured("trace_enable_tpoint_group", r#"{ "name": "bdev" }"#),
+        BenchmarkKind::InstructionsConfigured("Null0", "trace_enable_tpoint_group", r#"{ "name": "bdev" }"#),
+    ),
+    case(
+        "instructions-null-raid0",
+        "the same on a raid0 of two null devices",
+        BenchmarkKind::InstructionsConfigured(
+            "R0",
+            "bdev_raid_create",
+            r#"{ "name": "R0", "raid_level": "raid0", "strip_size_kb": 64, "base_bdevs": ["Null0", "Null1"] }"#,
+        ),
     ),
     case(
         "instructions-null-rate",
@@ -618,8 +628,8 @@ impl Benchmark {
             BenchmarkKind::Startup => idle::startup(context),
             BenchmarkKind::Scale => scale::scale(context),
             Instructions(depth, options) => instructions::null(context, *depth, options),
-            BenchmarkKind::InstructionsConfigured(method, params) => {
-                instructions::configured(context, method, params)
+            BenchmarkKind::InstructionsConfigured(device, method, params) => {
+                instructions::configured(context, device, method, params)
             }
             InstructionsTarget => instructions::target(context),
             InstructionsOf(counted) => instructions::example(context, counted),

@@ -100,17 +100,24 @@ fn null_device(
     )
 }
 
-/// The same at depth 128 on a null device `Null0` that a configuration file creates, after which it makes a further call.
-pub(super) fn configured(context: &RunContext<'_>, method: &str, params: &str) -> anyhow::Result<RunOutcome> {
+/// The same at depth 128 on `device`: one of the null devices `Null0` and `Null1` of a configuration file, or what the
+/// file's further call makes of them.
+pub(super) fn configured(
+    context: &RunContext<'_>,
+    device: &str,
+    method: &str,
+    params: &str,
+) -> anyhow::Result<RunOutcome> {
     let file = context.directory.file("null.json");
     let params: Value = serde_json::from_str(params)?;
-    let device = json!({ "name": "Null0", "num_blocks": 2 << 20, "block_size": 512 });
-    let calls = json!([
-        { "method": "bdev_null_create", "params": device },
-        { "method": method, "params": params },
-    ]);
+    let null_device_call = |name: &str| {
+        let params = json!({ "name": name, "num_blocks": 2 << 20, "block_size": 512 });
+        json!({ "method": "bdev_null_create", "params": params })
+    };
+    let calls =
+        json!([null_device_call("Null0"), null_device_call("Null1"), { "method": method, "params": params }]);
     std::fs::write(&file, json!({ "subsystems": [{ "subsystem": "bdev", "config": calls }] }).to_string())?;
-    null_device(context, "Null0", 128, &["-c", &file.display().to_string()])
+    null_device(context, device, 128, &["-c", &file.display().to_string()])
 }
 
 /// Instructions of a TCP target per read of a memory device, user space only.

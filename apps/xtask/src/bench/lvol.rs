@@ -45,10 +45,14 @@ pub(super) fn volume(
     command.args(["256", &depth.to_string(), op, name]);
     let output = output(context, &mut command)?;
     let line = |device: &str| output.lines().find(|line| line.starts_with(&format!("{op} {device}:")));
-    let found =
-        line(&format!("lvs/{name}")).and_then(|line| Some((number(line, ": ")?, number(line, "ns, ")?)));
-    let (nanoseconds, percent) = found.with_context(|| format!("{}: {output}", describe(&command)))?;
-    let values = [(BenchMetric::Iops, 1e9 / nanoseconds), (BenchMetric::BareDeviceRatio, percent / 100.0)];
+    let values = line(&format!("lvs/{name}")).and_then(|line| {
+        Some([
+            (BenchMetric::Iops, 1e9 / number(line, ": ")?),
+            (BenchMetric::BareDeviceRatio, number(line, "ns, ")? / 100.0),
+            (BenchMetric::LeastLayerRatio, number(line, "of bare, ")? / 100.0),
+        ])
+    });
+    let values = values.with_context(|| format!("{}: {output}", describe(&command)))?;
     Ok(RunOutcome::measured(values, vec![describe(&command)]))
 }
 
@@ -90,12 +94,16 @@ fn load_file(context: &RunContext<'_>, state: StoreState, file: &Path) -> anyhow
     };
     let (_, made) = run("make", &[STORE_TIB, STORE_VOLUMES, "0"])?;
     let mut commands = vec![made];
-    let mut values = Vec::new();
+    let mut floors = Vec::new();
     if state == StoreState::Foreign {
         let (output, command) = run("foreign", &[])?;
         commands.push(command);
-        let seconds = number(&output, "order in ").context("no time of reading")?;
-        values.push((BenchMetric::MetadataReadMs, seconds * 1000.0));
+        let read = number(&output, "order in ").context("no time of reading")?;
+        let decoded = number(&output, "decoded in ").context("no time of decoding")?;
+        floors = vec![
+            (BenchMetric::MetadataReadMs, BenchMetric::MetadataReadRatio, read * 1000.0),
+            (BenchMetric::MetadataDecodeMs, BenchMetric::MetadataDecodeRatio, decoded * 1000.0),
+        ];
     }
     if state == StoreState::Clean {
         // It is unloaded at the end.
@@ -104,12 +112,12 @@ fn load_file(context: &RunContext<'_>, state: StoreState, file: &Path) -> anyhow
     let (output, command) = run("load", &[])?;
     commands.push(command);
     let seconds = number(&output, "loaded: ").with_context(|| output.clone())?;
-    values.push((BenchMetric::StoreLoadMs, seconds * 1000.0));
+    let mut values = vec![(BenchMetric::StoreLoadMs, seconds * 1000.0)];
     if let Some(mib) = number(&output, "resident: ") {
         values.push((BenchMetric::RssMib, mib));
     }
-    if let [(BenchMetric::MetadataReadMs, read), ..] = values[..] {
-        values.push((BenchMetric::MetadataReadRatio, seconds * 1000.0 / read));
+    for (floor, ratio, milliseconds) in floors {
+        values.extend([(floor, milliseconds), (ratio, seconds * 1000.0 / milliseconds)]);
     }
     Ok(RunOutcome::measured(values, commands))
 }
@@ -135,8 +143,9 @@ mod tests {
 
     #[test]
     fn figures_are_parsed_from_the_output() {
-        let line = "Read lvs/chain: 321.4 ns, 93.5 % (92.0 to 95.1) of bare";
+        let line = "Read lvs/chain: 321.4 ns, 93.5 % (92.0 to 95.1) of bare, 98.0 % (97.0 to 99.1) of split";
         assert_eq!((number(line, ": "), number(line, "ns, ")), (Some(321.4), Some(93.5)));
+        assert_eq!(number(line, "of bare, "), Some(98.0));
         let line = "a whole cluster: 214 µs, 1.98 x 108 µs; longest read of others 140 µs";
         assert_eq!((number(line, "µs, "), number(line, "others ")), (Some(1.98), Some(140.0)));
         assert_eq!(number("loaded: 0.250 s\nunloaded: 0.125 s\n", "loaded: "), Some(0.25));

@@ -86,6 +86,8 @@ pub(super) enum BenchMetric {
     BareDeviceIops,
     /// IOPS as a multiple of those of the least vhost-user device.
     BareDeviceRatio,
+    /// IOPS as a fraction of those of the least bdev above another.
+    LeastLayerRatio,
     /// IOPS of the least vhost-user device as a multiple of qemu-storage-daemon's: what any device can reach.
     BareQemuRatio,
     /// IOPS of several sessions as a multiple of those of one.
@@ -124,6 +126,10 @@ pub(super) enum BenchMetric {
     MetadataReadMs,
     /// Time of the load as a multiple of that.
     MetadataReadRatio,
+    /// Milliseconds to read a store's metadata in order and to decode each page.
+    MetadataDecodeMs,
+    /// Time to load a store as a multiple of that.
+    MetadataDecodeRatio,
 }
 
 impl BenchMetric {
@@ -170,6 +176,7 @@ impl BenchMetric {
             BenchMetric::QemuExportIops => "qemu_storage_daemon_iops",
             BenchMetric::BareDeviceIops => "bare_device_iops",
             BenchMetric::BareDeviceRatio => "iops_of_bare_device",
+            BenchMetric::LeastLayerRatio => "iops_of_split",
             BenchMetric::BareQemuRatio => "bare_device_of_qemu_storage_daemon",
             BenchMetric::OneSessionRatio => "iops_of_one_session",
             BenchMetric::AttackRatio => "iops_of_unattacked",
@@ -189,6 +196,8 @@ impl BenchMetric {
             BenchMetric::StoreLoadMs => "store_load_ms",
             BenchMetric::MetadataReadMs => "metadata_read_ms",
             BenchMetric::MetadataReadRatio => "load_of_metadata_read",
+            BenchMetric::MetadataDecodeMs => "metadata_decode_ms",
+            BenchMetric::MetadataDecodeRatio => "load_of_metadata_decode",
         }
     }
 
@@ -234,6 +243,7 @@ impl BenchMetric {
             BenchMetric::QemuExportIops => "qemu-storage-daemon",
             BenchMetric::BareDeviceIops => "bare device",
             BenchMetric::BareDeviceRatio => "IOPS / bare device's",
+            BenchMetric::LeastLayerRatio => "IOPS / split's",
             BenchMetric::BareQemuRatio => "bare device / qemu-storage-daemon's",
             BenchMetric::OneSessionRatio => "IOPS / one session",
             BenchMetric::AttackRatio => "IOPS / without them",
@@ -252,15 +262,18 @@ impl BenchMetric {
             BenchMetric::FirstWriteRatio => "first / later write",
             BenchMetric::StoreLoadMs => "loaded",
             BenchMetric::MetadataReadMs => "read in order",
+            BenchMetric::MetadataDecodeMs => "read and decoded in order",
             BenchMetric::MetadataReadRatio => "loaded / read in order",
+            BenchMetric::MetadataDecodeRatio => "loaded / decoded in order",
         }
     }
 
     pub(super) fn more_is_better(self) -> bool {
         use BenchMetric::{
             AttackRatio, BareDeviceIops, BareDeviceRatio, BareIops, BareQemuRatio, BareRatio, BaseIops,
-            BaseRatio, CephIops, CephRatio, ChurnRatio, FioRatio, Gibps, Iops, LeastPairBareRatio,
-            LeastPairRatio, OneSessionRatio, QemuExportIops, QemuExportRatio, QemuNbdRatio, SpdkRatio,
+            BaseRatio, CephIops, CephRatio, ChurnRatio, FioRatio, Gibps, Iops, LeastLayerRatio,
+            LeastPairBareRatio, LeastPairRatio, OneSessionRatio, QemuExportIops, QemuExportRatio,
+            QemuNbdRatio, SpdkRatio,
         };
         matches!(
             self,
@@ -276,6 +289,7 @@ impl BenchMetric {
                 | QemuExportIops
                 | BareDeviceIops
                 | BareDeviceRatio
+                | LeastLayerRatio
                 | BareQemuRatio
                 | AttackRatio
                 | OneSessionRatio
@@ -317,7 +331,9 @@ impl BenchMetric {
             BenchMetric::CpuPercent => format!("{value:.2} %"),
             BenchMetric::RssMib => format!("{value:.1} MiB"),
             BenchMetric::StartMs | BenchMetric::RenderMs | BenchMetric::LoadMs => format!("{value:.1} ms"),
-            BenchMetric::StoreLoadMs | BenchMetric::MetadataReadMs => format!("{value:.0} ms"),
+            BenchMetric::StoreLoadMs | BenchMetric::MetadataReadMs | BenchMetric::MetadataDecodeMs => {
+                format!("{value:.0} ms")
+            }
             BenchMetric::StallMs | BenchMetric::RecoveryMs | BenchMetric::MovedMs => {
                 format!("{value:.0} ms")
             }
@@ -339,6 +355,7 @@ impl BenchMetric {
             | BenchMetric::QemuNbdCpuRatio
             | BenchMetric::QemuExportRatio
             | BenchMetric::BareDeviceRatio
+            | BenchMetric::LeastLayerRatio
             | BenchMetric::BareQemuRatio
             | BenchMetric::AttackRatio
             | BenchMetric::CopyP99Ratio
@@ -349,6 +366,7 @@ impl BenchMetric {
             | BenchMetric::OneSessionRatio
             | BenchMetric::FirstWriteRatio
             | BenchMetric::MetadataReadRatio
+            | BenchMetric::MetadataDecodeRatio
             | BenchMetric::ChurnP99Ratio => format!("{value:.2}"),
         }
     }

@@ -14,7 +14,7 @@ use super::{BenchRun, BenchmarkResult, reference};
 const OTHERS_MAX: f64 = 0.1;
 
 /// The metrics with rows of their own. CPU times are a column of the first row.
-const ROWS: [BenchMetric; 53] = [
+pub(super) const ROWS: [BenchMetric; 60] = [
     BenchMetric::Iops,
     BenchMetric::Gibps,
     BenchMetric::MeanUs,
@@ -35,6 +35,7 @@ const ROWS: [BenchMetric; 53] = [
     BenchMetric::QemuExportRatio,
     BenchMetric::BareDeviceIops,
     BenchMetric::BareDeviceRatio,
+    BenchMetric::LeastLayerRatio,
     BenchMetric::BaseIops,
     BenchMetric::BaseRatio,
     BenchMetric::BareQemuRatio,
@@ -68,6 +69,12 @@ const ROWS: [BenchMetric; 53] = [
     BenchMetric::FioP99Ratio,
     BenchMetric::RenderMs,
     BenchMetric::LoadMs,
+    BenchMetric::FirstWriteRatio,
+    BenchMetric::StoreLoadMs,
+    BenchMetric::MetadataReadMs,
+    BenchMetric::MetadataReadRatio,
+    BenchMetric::MetadataDecodeMs,
+    BenchMetric::MetadataDecodeRatio,
 ];
 
 /// The results of a session, and which of its runs are comparable.
