@@ -7,7 +7,7 @@ use blobfs::{BlobFsOptions, BlockingBlobFs, DirectoryItem, MemoryDevice, OpenHow
 use blobstore::LoadOptions;
 use libfuzzer_sys::fuzz_target;
 use wire_blob::{
-    BlobClusterRun, BlobFlags, BlobId, Descriptor, MetadataPage, PAGE_BYTES, PageRange, SuperBlock, Xattr,
+    BlobClusterRun, BlobFlags, BlobId, MetadataDescriptor, MetadataPage, PAGE_BYTES, PageRange, SuperBlock, Xattr,
 };
 
 const PAGES: u32 = 24;
@@ -29,7 +29,7 @@ fn blob(page: u32, input: &[u8], next_cluster: &mut u32) -> Option<MetadataPage>
     let mut xattrs = Vec::new();
     let mut add = |is_there: bool, key: &[u8], value: Vec<u8>| {
         if is_there {
-            xattrs.push(Descriptor::Xattr(Xattr { name: key.to_vec(), value }));
+            xattrs.push(MetadataDescriptor::Xattr(Xattr { name: key.to_vec(), value }));
         }
     };
     add(!bit(0), b"name", name.to_vec());
@@ -39,12 +39,12 @@ fn blob(page: u32, input: &[u8], next_cluster: &mut u32) -> Option<MetadataPage>
     add(bit(4), b"sequence", number((*sequence).into()));
     add(bit(5), b"is_deleted", vec![1]);
     let length = u32::from(*clusters % 4);
-    let mut descriptors = vec![Descriptor::Flags(BlobFlags::default())];
+    let mut descriptors = vec![MetadataDescriptor::Flags(BlobFlags::default())];
     descriptors.extend(xattrs);
     if length > 0 && *next_cluster + length <= CLUSTERS {
         // The last bit: its clusters are another's too.
         let first = if *clusters >= 128 { FIRST_CLUSTER } else { *next_cluster };
-        descriptors.push(Descriptor::ExtentRuns(vec![BlobClusterRun { cluster: first, length }]));
+        descriptors.push(MetadataDescriptor::ExtentRuns(vec![BlobClusterRun { cluster: first, length }]));
         *next_cluster += length;
     }
     Some(MetadataPage { id: BlobId::from_page(page), sequence: 0, descriptors, next: None })

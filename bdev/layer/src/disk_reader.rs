@@ -9,11 +9,11 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::Poll;
 use std::time::Duration;
 
-use block_io::Status;
+use block_io::{Op, Payload, Status, Tag};
 use dma::BUFFER_BYTES_MAX;
 use reactor::{Core, ReactorHandle};
 
-use crate::{Access, AsyncChannel, BdevError, Registry};
+use crate::{Access, AsyncChannel, BdevError, Registry, Request};
 
 /// Reads in progress: each has a buffer of the core.
 const READS_MAX: usize = 64;
@@ -80,13 +80,17 @@ pub enum DiskReadError {
     Unavailable,
 }
 
-type Then = Box<dyn FnOnce(Result<Vec<u8>, DiskReadError>) + Send>;
+/// Blocks, or `None` where the device says that they are a hole, which reads as zeroes.
+type BlocksOrHole = Result<Option<Vec<u8>>, DiskReadError>;
+
+type Then = Box<dyn FnOnce(BlocksOrHole) + Send>;
 
 /// A read that was asked for. It is answered in any case: by its drop at the latest.
 struct DiskRead {
     bdev: String,
     lba: u64,
     blocks: u32,
+    skips_holes: bool,
     then: Option<Then>,
 }
 
@@ -118,7 +122,25 @@ impl DiskReader {
         blocks: u32,
         then: impl FnOnce(Result<Vec<u8>, DiskReadError>) + Send + 'static,
     ) {
-        let read = DiskRead { bdev: bdev.to_string(), lba, blocks, then: Some(Box::new(then)) };
+        let then = move |read: BlocksOrHole| then(read.map(Option::unwrap_or_default));
+        let (bdev, then) = (bdev.to_string(), Some(Box::new(then) as Then));
+        self.begin(DiskRead { bdev, lba, blocks, skips_holes: false, then });
+    }
+
+    /// As [`read`](Self::read), and does not read what the device says is a hole: then `then` is called with
+    /// `None`. A device that does not know reads all.
+    pub fn read_unless_hole(
+        &self,
+        bdev: &str,
+        lba: u64,
+        blocks: u32,
+        then: impl FnOnce(Result<Option<Vec<u8>>, DiskReadError>) + Send + 'static,
+    ) {
+        let (bdev, then) = (bdev.to_string(), Some(Box::new(then) as Then));
+        self.begin(DiskRead { bdev, lba, blocks, skips_holes: true, then });
+    }
+
+    fn begin(&self, read: DiskRead) {
         let mut queue = self.lock();
         if queue.active < READS_MAX {
             queue.active += 1;
@@ -181,7 +203,7 @@ impl ReadTurn {
         }
     }
 
-    async fn read_in_time(&self, core: &Core, read: &DiskRead) -> Result<Vec<u8>, DiskReadError> {
+    async fn read_in_time(&self, core: &Core, read: &DiskRead) -> BlocksOrHole {
         let timeout = self.reader.0.timeout;
         let mut blocks = pin!(read_blocks(&self.reader.0.registry, core, read));
         let mut timer = pin!(core.sleep_ns(timeout.as_nanos() as u64));
@@ -222,7 +244,7 @@ fn channel_of(registry: &Registry, core: &Core, bdev: &str) -> Result<Rc<AsyncCh
     Ok(channel)
 }
 
-async fn read_blocks(registry: &Registry, core: &Core, read: &DiskRead) -> Result<Vec<u8>, DiskReadError> {
+async fn read_blocks(registry: &Registry, core: &Core, read: &DiskRead) -> BlocksOrHole {
     let DiskRead { bdev, lba, blocks, .. } = read;
     let channel = channel_of(registry, core, bdev)?;
     let geometry = channel.device().geometry();
@@ -231,11 +253,20 @@ async fn read_blocks(registry: &Registry, core: &Core, read: &DiskRead) -> Resul
     if *blocks == 0 || bytes > BUFFER_BYTES_MAX as u64 || !is_inside {
         return Err(DiskReadError::Range { bdev: bdev.clone(), lba: *lba, blocks: *blocks });
     }
+    if read.skips_holes && is_hole(&channel, *lba, *blocks).await {
+        return Ok(None);
+    }
     let mut buffer = core.pool().take(bytes as usize).ok_or(DiskReadError::Unavailable)?;
     // A device whose reads do not fill it has no metadata.
     buffer.clear();
     match channel.read(*lba, buffer).await {
-        Ok(buffer) => Ok(buffer.as_slice().to_vec()),
+        Ok(buffer) => Ok(Some(buffer.as_slice().to_vec())),
         Err((status, _)) => Err(DiskReadError::Failed { bdev: bdev.clone(), status }),
     }
+}
+
+/// Whether the device says that a range is a hole. One that fails to say so is read.
+async fn is_hole(channel: &AsyncChannel, lba: u64, blocks: u32) -> bool {
+    let found = channel.submit(Request::new(Tag(0), Op::SeekData, lba, blocks)).await;
+    found.status().is_success() && matches!(found.into_request().payload, Payload::Found(None))
 }

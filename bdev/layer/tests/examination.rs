@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use bdev::rpc::BdevModule;
 use bdev::{
-    Bdev, BdevError, BdevGeometry, BoxedChannel, Completion, DiskReadError, DiskReader, Durability, Registry,
-    Request, null,
+    Access, AsyncChannel, Bdev, BdevError, BdevGeometry, BoxedChannel, Completion, DiskReadError, DiskReader,
+    Durability, Registry, Request, null,
 };
 use block_io::{Channel, Op, Status};
 use control::json::json;
@@ -226,6 +226,42 @@ fn what_cannot_be_read_is_reported_and_examined() {
             _ => format!("{blocks} blocks at {lba} of disk cannot be read at once"),
         };
         assert_eq!(text, expected);
+    }
+    program.plane.stop();
+}
+
+#[test]
+fn what_the_device_says_is_a_hole_is_not_read() {
+    let program = Program::start(Duration::from_secs(600));
+    let params = json!({ "name": "memory", "num_blocks": 64, "block_size": 512 });
+    program.plane.invoke("bdev_malloc_create", params).unwrap();
+    program.disk("disk", None);
+    let core = program.reactors.handles()[0].clone();
+    let device = program.registry.open("memory", Access::ReadWrite).unwrap();
+    let (sender, written) = channel();
+    let write = move |core: &Core| {
+        let io = AsyncChannel::new(core, device.channel(core).unwrap());
+        let mut buffer = core.pool().take(512).unwrap();
+        buffer.as_mut_slice().fill(7);
+        core.spawn(async move { sender.send(io.write(20, buffer).await.is_ok()).unwrap() });
+    };
+    core.post(write).unwrap();
+    assert!(written.recv_timeout(Duration::from_secs(30)).unwrap());
+    let reader = DiskReader::new(program.registry.clone(), core);
+    let (sender, results) = channel();
+    // Memory knows its pages of 4 KiB, the disk knows nothing.
+    let expected = [
+        ("memory", 0, None),
+        ("memory", 16, Some(0)),
+        ("memory", 20, Some(7)),
+        ("memory", 24, None),
+        ("disk", 0, Some(LABEL[0])),
+    ];
+    for (name, lba, first) in expected {
+        let sender = sender.clone();
+        reader.read_unless_hole(name, lba, 4, move |read| sender.send(read.unwrap()).unwrap());
+        let read = results.recv_timeout(Duration::from_secs(30)).unwrap();
+        assert_eq!(read.map(|blocks| blocks[0]), first, "{name} at {lba}");
     }
     program.plane.stop();
 }

@@ -10,8 +10,6 @@ use blobfs::{
     BlobFs, BlobFsError, BlobFsOptions, BlobFsReply, BlobFsRequest, BlobFsRequestId, FileExtents, OpenNumber,
     format_options,
 };
-use blobstore::BlobStoreDevice;
-use block_io::Op;
 use plugin_bdevs::ConfiguredBdevs;
 use reactor::{Core, MailboxReceiver, MailboxSender, Period, PollResult, Poller, Shutdown, blocking};
 use rocksdb_abi::{ErrorKind, FileError};
@@ -55,25 +53,11 @@ pub(crate) struct Store {
     is_closed: AtomicBool,
 }
 
-/// What the device of a store promises.
-fn device_of(base: &BaseBdev) -> BlobStoreDevice {
-    let device = base.device();
-    let geometry = device.geometry();
-    let atomic =
-        [4096, 8192, 16384, 32768, 65536].into_iter().filter(|bytes| geometry.is_atomic(*bytes)).max();
-    BlobStoreDevice {
-        bytes: geometry.bytes(),
-        block_bytes: geometry.block_size,
-        has_volatile_cache: geometry.write_cache && device.supports(Op::Flush),
-        atomic_write_bytes: atomic.unwrap_or(0),
-    }
-}
-
 /// Loads the files of a bdev, or makes them.
 async fn open_files(core: &Core, base: &BaseBdev, create: bool) -> Result<BlobFs, FileError> {
     let corrupt = |text: String| FileError::new(ErrorKind::Corruption, text);
     let name = base.device().name().to_string();
-    let device = device_of(base);
+    let device = lvol::blob_store_device(base);
     match load::load(core, base).await {
         Ok(store) => BlobFs::open(store, device, BlobFsOptions::default())
             .map_err(|error| corrupt(format!("{name}: {error}; `ringbolt blob list` shows what it has"))),

@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use wire_blob::{
-    BitMask, BlobClusterRun, BlobId, CLUSTERS_PER_EXTENT_PAGE, CopyTarget, Descriptor, ExtentPage,
-    ExtentTable, MaskKind, MetadataPage, PAGE_BYTES, PageCopy, PageError, PageHeader,
-    XATTR_EXTERNAL_SNAPSHOT, XATTR_SNAPSHOT, has_valid_crc,
+    BitMask, BlobClusterRun, BlobId, CLUSTERS_PER_EXTENT_PAGE, CopyTarget, ExtentPage, ExtentTable, MaskKind,
+    MetadataDescriptor, MetadataPage, PAGE_BYTES, PageCopy, PageError, PageHeader, XATTR_EXTERNAL_SNAPSHOT,
+    XATTR_SNAPSHOT, has_valid_crc,
 };
 
 use crate::blob::{Blob, BlobDamage, BlobParent};
@@ -65,6 +65,11 @@ impl PageSet {
     /// The pages that are as their copies say, ascending, with their content.
     pub(crate) fn restored(&self) -> Vec<(u32, Vec<u8>)> {
         self.restored.clone()
+    }
+
+    /// Adds a page of zeroes.
+    pub(crate) fn add_empty(&mut self, page: u32) {
+        self.read.set(page);
     }
 
     /// Adds the content of a page.
@@ -166,7 +171,7 @@ impl PageSet {
             } else if let Some(PageEntry::Decoded(decoded)) = self.pages.get(&page) {
                 stack.extend(decoded.next);
                 for descriptor in &decoded.descriptors {
-                    if let Descriptor::ExtentTable(table) = descriptor {
+                    if let MetadataDescriptor::ExtentTable(table) = descriptor {
                         stack.extend(table.runs.iter().map(|run| run.page).filter(|page| *page != 0));
                     }
                 }
@@ -274,13 +279,13 @@ impl Assembly<'_> {
         self.blob.pages.push(page);
         for descriptor in &decoded.descriptors {
             match descriptor {
-                Descriptor::Flags(flags) => self.blob.flags = *flags,
-                Descriptor::Xattr(xattr) => self.blob.xattrs.push(xattr.clone()),
-                Descriptor::XattrInternal(xattr) => self.blob.internal_xattrs.push(xattr.clone()),
-                Descriptor::ExtentRuns(runs) => self.runs(page, runs)?,
-                Descriptor::ExtentTable(table) => self.table_part(page, table)?,
-                Descriptor::ExtentPage(_) => return Err(BlobDamage::Extents { page }),
-                Descriptor::Unknown { .. } => {}
+                MetadataDescriptor::Flags(flags) => self.blob.flags = *flags,
+                MetadataDescriptor::Xattr(xattr) => self.blob.xattrs.push(xattr.clone()),
+                MetadataDescriptor::XattrInternal(xattr) => self.blob.internal_xattrs.push(xattr.clone()),
+                MetadataDescriptor::ExtentRuns(runs) => self.runs(page, runs)?,
+                MetadataDescriptor::ExtentTable(table) => self.table_part(page, table)?,
+                MetadataDescriptor::ExtentPage(_) => return Err(BlobDamage::Extents { page }),
+                MetadataDescriptor::Unknown { .. } => {}
             }
         }
         Ok(decoded.next)

@@ -1,5 +1,6 @@
 //! Which clusters of the device a blob's clusters are.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use wire_blob::CLUSTERS_PER_EXTENT_PAGE;
@@ -197,6 +198,21 @@ impl BlobClusterMap {
         MappedRun { cluster: Some(entries[0]), length: (1 + follows).min(left) as u32 }
     }
 
+    /// Allocated clusters as ranges of the device, ascending by index, each within a chunk.
+    pub(crate) fn allocated_runs(&self) -> impl Iterator<Item = Range<u32>> + '_ {
+        let mut index = 0;
+        std::iter::from_fn(move || {
+            while index < self.length {
+                let run = self.run(index);
+                index += run.length;
+                if let Some(cluster) = run.cluster {
+                    return Some(cluster..cluster + run.length);
+                }
+            }
+            None
+        })
+    }
+
     /// Allocated clusters as their index in the blob and their place on the device, ascending by index.
     pub fn iter(&self) -> impl Iterator<Item = (u32, u32)> + '_ {
         self.chunks.iter().flat_map(|(chunk, entries)| {
@@ -272,6 +288,7 @@ mod tests {
             prop_assert_eq!((shorter.length(), shorter.allocated()), (end, expected.allocated()));
             prop_assert!(shorter.iter().eq(expected.iter()));
             prop_assert_eq!(map.iter().collect::<BTreeMap<_, _>>(), table.clone());
+            prop_assert!(map.allocated_runs().flatten().eq(table.values().copied()));
             let mut index = 0;
             while index < length {
                 let run = map.run(index);

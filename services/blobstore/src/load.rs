@@ -266,6 +266,27 @@ impl BlobStoreLoader {
         }
     }
 
+    /// Completes a read of zeroes only, as of a hole of a sparse file: pages need not be looked at.
+    ///
+    /// # Panics
+    /// If no such read is in flight.
+    pub fn complete_hole(&mut self, id: u64) {
+        let read = self.in_flight.get(&id).expect("a read that is in flight");
+        let Purpose::Pages { first, page_bytes } = read.purpose else {
+            let zeroes = vec![0; read.length as usize];
+            return self.complete(id, Some(&zeroes));
+        };
+        let pages = first..first + (read.length / u64::from(page_bytes)) as u32;
+        self.in_flight.remove(&id);
+        if self.phase == Phase::Finished {
+            return;
+        }
+        pages.for_each(|page| self.pages.add_empty(page));
+        if self.planned.is_empty() && self.in_flight.is_empty() {
+            self.advance();
+        }
+    }
+
     /// The store, or why it cannot be loaded; `None` while reads are left, and after it was returned.
     pub fn outcome(&mut self) -> Option<Result<BlobStore, LoadError>> {
         self.outcome.take()

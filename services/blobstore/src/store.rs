@@ -290,10 +290,13 @@ impl Claims {
                 self.shared_pages.insert(page);
             }
         }
-        for (_, cluster) in blob.clusters.iter() {
-            if self.clusters.set(cluster) {
-                self.shared_clusters.insert(cluster);
+        for run in blob.clusters.allocated_runs() {
+            if self.clusters.is_clear(run.clone()) {
+                self.clusters.set_range(run);
+                continue;
             }
+            let shared = run.filter(|cluster| self.clusters.set(*cluster));
+            self.shared_clusters.extend(shared);
         }
     }
 

@@ -9,7 +9,7 @@ use blobstore::{
 };
 use support::made::*;
 use wire_blob::{
-    BitMask, BlobClusterRun, Descriptor, ExtentTable, ExtentTableRun, PageRange, XATTR_SNAPSHOT,
+    BitMask, BlobClusterRun, ExtentTable, ExtentTableRun, MetadataDescriptor, PageRange, XATTR_SNAPSHOT,
     XATTR_SNAPSHOT_IN_PROGRESS, XATTR_SNAPSHOT_PENDING_REMOVAL, Xattr,
 };
 
@@ -48,9 +48,9 @@ fn an_unloaded_store_is_as_its_masks_say() {
 fn runs_continue_on_the_next_page_of_the_chain() {
     let runs = |runs: &[(u32, u32)]| {
         let run = |(cluster, length): &(u32, u32)| BlobClusterRun { cluster: *cluster, length: *length };
-        Descriptor::ExtentRuns(runs.iter().map(run).collect())
+        MetadataDescriptor::ExtentRuns(runs.iter().map(run).collect())
     };
-    let thin = Descriptor::Flags(BlobFlags { invalid: THIN, ..BlobFlags::default() });
+    let thin = MetadataDescriptor::Flags(BlobFlags { invalid: THIN, ..BlobFlags::default() });
     let store = MadeStore::new().page(3, 3, 0, Some(8), vec![thin, runs(&[(20, 2), (0, 1)])]).page(
         8,
         3,
@@ -85,9 +85,9 @@ fn a_resize_that_was_cut_in_two_is_undone_if_the_blob_grew_and_finished_if_it_sh
     );
     assert_eq!((clusters(&loaded, 0).len(), loaded.free_clusters()), (2, 58));
     // The second extent page was emptied before the table lost it.
-    let empty = Descriptor::ExtentPage(wire_blob::ExtentPage { first: 512, clusters: vec![] });
+    let empty = MetadataDescriptor::ExtentPage(wire_blob::ExtentPage { first: 512, clusters: vec![] });
     let runs = vec![ExtentTableRun { page: 0, length: 1 }, ExtentTableRun { page: 2, length: 1 }];
-    let two = Descriptor::ExtentTable(ExtentTable { clusters: 600, runs });
+    let two = MetadataDescriptor::ExtentTable(ExtentTable { clusters: 600, runs });
     let shrank = MadeStore::new().blob(0, vec![flags(THIN), two]).page(2, 0, 0, None, vec![empty]);
     let (loaded, words) = scanned(&shrank);
     assert_eq!(
@@ -199,7 +199,7 @@ fn damaged_chains() -> Vec<DamagedStore> {
     let base = || vec![flags(0), table(2, &[1])];
     let with = |descriptor| vec![flags(0), table(2, &[1]), descriptor];
     let new = MadeStore::new;
-    let runs = |cluster, length| Descriptor::ExtentRuns(vec![BlobClusterRun { cluster, length }]);
+    let runs = |cluster, length| MetadataDescriptor::ExtentRuns(vec![BlobClusterRun { cluster, length }]);
     vec![
         (whole(new().page(0, 0, 0, Some(2), base())), "metadata page 2 has a wrong CRC", 58),
         (whole(new().page(0, 0, 0, Some(99), base())), "it has metadata page 99, but the store has 24", 58),
@@ -243,10 +243,10 @@ fn damaged_chains() -> Vec<DamagedStore> {
 }
 
 fn damaged_extents() -> Vec<DamagedStore> {
-    let xattr = |bytes| Descriptor::Xattr(Xattr { name: b"x".to_vec(), value: vec![1; bytes] });
+    let xattr = |bytes| MetadataDescriptor::Xattr(Xattr { name: b"x".to_vec(), value: vec![1; bytes] });
     let base = || vec![flags(0), table(2, &[1])];
     let new = MadeStore::new;
-    let runs = |cluster, length| Descriptor::ExtentRuns(vec![BlobClusterRun { cluster, length }]);
+    let runs = |cluster, length| MetadataDescriptor::ExtentRuns(vec![BlobClusterRun { cluster, length }]);
     vec![
         (
             new().blob(0, vec![flags(THIN), table(2, &[1])]).extents(1, 0, &[0; 513]),
@@ -294,7 +294,7 @@ fn damaged_extents() -> Vec<DamagedStore> {
                 0,
                 vec![
                     flags(THIN),
-                    Descriptor::XattrInternal(Xattr { name: b"SNAP".to_vec(), value: vec![1; 7] }),
+                    MetadataDescriptor::XattrInternal(Xattr { name: b"SNAP".to_vec(), value: vec![1; 7] }),
                 ],
             ),
             "the id of its snapshot has 7 bytes instead of 8",
@@ -387,7 +387,7 @@ fn the_end_of_a_parent_is_followed_by_zeroes() {
 fn a_huge_thin_blob_is_one_piece_of_zeroes() {
     let clusters = u64::from(u32::MAX);
     let run = ExtentTableRun { page: 0, length: 1 << 23 };
-    let all = Descriptor::ExtentTable(ExtentTable { clusters, runs: vec![run] });
+    let all = MetadataDescriptor::ExtentTable(ExtentTable { clusters, runs: vec![run] });
     let (loaded, words) = scanned(&MadeStore::new().blob(0, vec![flags(THIN), all]));
     assert!(words.is_empty());
     let pieces: Vec<_> = loaded.read(id(0), 5, clusters * CLUSTER - 5).unwrap().map(Result::unwrap).collect();
@@ -448,7 +448,7 @@ fn an_undone_deletion_returns_the_clusters_that_the_clone_got_to_the_snapshot() 
 fn a_snapshot_whose_clone_is_missing_or_that_others_need_remains() {
     let marked = |value: &[u8]| {
         let mark = Xattr { name: XATTR_SNAPSHOT_IN_PROGRESS.to_vec(), value: value.to_vec() };
-        vec![flags(THIN), Descriptor::XattrInternal(mark)]
+        vec![flags(THIN), MetadataDescriptor::XattrInternal(mark)]
     };
     let (loaded, words) = scanned(&MadeStore::new().blob(2, marked(&id(0).0.to_le_bytes())));
     let expected = "snapshot 0x100000002 of blob 0x100000000 was being made or deleted, and blob 0x100000000 does not say which of both is valid";

@@ -105,7 +105,7 @@ fn make_foreign(file: &str) -> Result<(), Box<dyn std::error::Error>> {
         let page = wire_blob::MetadataPage::decode(page, index).ok();
         let descriptors = page.into_iter().flat_map(|page| page.descriptors);
         let clusters = descriptors.map(|descriptor| match descriptor {
-            wire_blob::Descriptor::ExtentPage(extents) => extents.clusters.len(),
+            wire_blob::MetadataDescriptor::ExtentPage(extents) => extents.clusters.len(),
             _ => 0,
         });
         clusters.sum()

@@ -43,6 +43,7 @@ mod channel;
 mod checksum_devices;
 mod checksums;
 mod describe;
+mod device;
 mod external_end;
 mod load;
 mod methods;
@@ -58,4 +59,5 @@ mod volume;
 mod volume_map;
 mod volume_view;
 
+pub use device::blob_store_device;
 pub use module::LvolModule;

@@ -38,7 +38,13 @@ pub(crate) struct StoreLoads {
 enum LoadMessage {
     Begin(Examination),
     Cancel(u64),
-    Read { load: u64, read: u64, length: usize, result: Result<Vec<u8>, DiskReadError> },
+    /// `None` is a hole.
+    Read {
+        load: u64,
+        read: u64,
+        length: usize,
+        result: Result<Option<Vec<u8>>, DiskReadError>,
+    },
 }
 
 impl StoreLoads {
@@ -137,7 +143,11 @@ impl LoadWorker {
                 // A load that has failed does not wait for its other reads.
                 let Some(load) = self.loads.get_mut(&id) else { return };
                 match result {
-                    Ok(content) if content.len() == length => {
+                    Ok(None) => {
+                        load.job.advance(length as u64);
+                        load.loader.complete_hole(read);
+                    }
+                    Ok(Some(content)) if content.len() == length => {
                         load.job.advance(length as u64);
                         load.loader.complete(read, Some(&content));
                     }
@@ -196,7 +206,7 @@ impl LoadWorker {
             // Without the module, what is loaded has no user.
             let Some(sender) = self.sender.upgrade() else { return };
             let (lba, blocks) = (read.offset / load.block_bytes, read.length as u64 / load.block_bytes);
-            self.reader.read(load.examination.bdev(), lba, blocks as u32, move |result| {
+            self.reader.read_unless_hole(load.examination.bdev(), lba, blocks as u32, move |result| {
                 // An error means that the thread has ended.
                 _ = sender.send(LoadMessage::Read { load: id, read: read.id, length: read.length, result });
             });

@@ -12,10 +12,11 @@ use control::{Examination, Method, Metric, MetricSamples, Module, RpcError};
 use reactor::ReactorHandle;
 use wire_blob::{PAGE_BYTES, SuperBlock};
 
+use crate::blob_store_device;
 use crate::chain_end::{ChainEnd, chain_end, chain_ends, external_of};
 use crate::checksums::checksums_of;
 use crate::load::{LoadedStore, StoreLoads};
-use crate::owner::{self, device_of};
+use crate::owner;
 use crate::shallow_copy::ShallowCopies;
 use crate::shared::StoreShared;
 use crate::store::{LvolStore, STORE_TYPE, Volume};
@@ -296,7 +297,7 @@ impl LvolStores {
         let (open, shared) = match reactor {
             Some(reactor) => {
                 let id = checksums.map(|(id, _)| id);
-                let open = OpenBlobStore::open_with_checksums(blobs, device_of(&base), id);
+                let open = OpenBlobStore::open_with_checksums(blobs, blob_store_device(&base), id);
                 let shared = StoreShared::new(open.published().clone());
                 (Some((open, reactor)), shared)
             }

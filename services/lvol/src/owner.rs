@@ -13,12 +13,13 @@ use std::time::Duration;
 use bdev::stacking::{BaseBdev, BaseChannel};
 use bdev::{BdevError, BlockDevice, PlanRunner};
 use blobstore::{
-    BlobChange, BlobId, BlobStoreDevice, ChangeError, ChangeId, ChangeOutcome, ChangeProgress, OpenBlobStore,
-    StoreEvent, StoreIoFailed,
+    BlobChange, BlobId, ChangeError, ChangeId, ChangeOutcome, ChangeProgress, OpenBlobStore, StoreEvent,
+    StoreIoFailed,
 };
-use block_io::{Op, Status};
+use block_io::Status;
 use reactor::{Core, MailboxReceiver, Period, PollResult, Poller, ReactorHandle, Shutdown, blocking};
 
+use crate::blob_store_device;
 use crate::plan::StorePlan;
 use crate::shared::{ChannelMessage, ChannelSeat, StoreShared, VolumeShared};
 use crate::store::{low_space_clusters, name_of};
@@ -130,20 +131,6 @@ pub(crate) fn begin_close(store: &StoreShared) {
     }
 }
 
-/// What the device of a store promises.
-pub(crate) fn device_of(base: &BaseBdev) -> BlobStoreDevice {
-    let device = base.device();
-    let geometry = device.geometry();
-    let sizes = [4096, 8192, 16384, 32768, 65536];
-    let atomic = sizes.into_iter().filter(|bytes| geometry.is_atomic(*bytes)).max();
-    BlobStoreDevice {
-        bytes: geometry.bytes(),
-        block_bytes: geometry.block_size,
-        has_volatile_cache: geometry.write_cache && device.supports(Op::Flush),
-        atomic_write_bytes: atomic.unwrap_or(0),
-    }
-}
-
 /// Starts the owner of a store on a core. `first` is a change that has begun. What is returned ends when the
 /// owner has ended, and has closed the device.
 ///
@@ -171,7 +158,7 @@ pub(crate) fn start(
             device: base.device().clone(),
             released: store.epoch(),
             limit: None,
-            has_cache: device_of(&base).has_volatile_cache,
+            has_cache: blob_store_device(&base).has_volatile_cache,
             plan: StorePlan::new(store, shared.clone(), core, flushes),
             runner,
             shared,

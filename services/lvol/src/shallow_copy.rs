@@ -11,7 +11,7 @@ use block_io::Status;
 use reactor::Core;
 
 use crate::module::LvolStores;
-use crate::store::{LvolStore, Operation, Volume};
+use crate::store::{LvolStore, Volume, VolumeOperation};
 
 /// Bytes that are read and written at a time.
 const PART_BYTES: u64 = 1 << 20;
@@ -118,7 +118,7 @@ struct CopyTask {
     clusters: Vec<u32>,
     cluster_bytes: u64,
     /// Keeps others from changing the volume.
-    _operation: Operation,
+    _operation: VolumeOperation,
 }
 
 impl LvolStores {

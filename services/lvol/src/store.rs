@@ -95,13 +95,13 @@ pub(crate) enum NoOperation {
 
 /// An operation on volumes of a store: no other operates on them, and the store is not removed, while it is
 /// there. A name that it has reserved is free again with its drop, unless a volume has it.
-pub(crate) struct Operation {
+pub(crate) struct VolumeOperation {
     pub(crate) store: Arc<LvolStore>,
     blobs: Vec<BlobId>,
     name: Option<String>,
 }
 
-impl Drop for Operation {
+impl Drop for VolumeOperation {
     fn drop(&mut self) {
         let mut state = self.store.lock();
         self.blobs.iter().for_each(|blob| _ = state.busy.remove(blob));
@@ -114,7 +114,7 @@ impl Drop for Operation {
     }
 }
 
-impl Operation {
+impl VolumeOperation {
     /// Runs a change to its end.
     pub(crate) fn run(&self, change: BlobChange) -> Result<blobstore::ChangeOutcome, blobstore::ChangeError> {
         begin(&self.store.shared, change).wait()
@@ -309,7 +309,7 @@ impl LvolStore {
         self: &Arc<Self>,
         blobs: &[BlobId],
         name: Option<&str>,
-    ) -> Result<Operation, NoOperation> {
+    ) -> Result<VolumeOperation, NoOperation> {
         if !self.shared.is_writable() {
             return Err(NoOperation::ReadOnly);
         }
@@ -332,7 +332,7 @@ impl LvolStore {
         state.names.extend(name.map(str::to_string));
         state.operations += 1;
         drop(state);
-        Ok(Operation { store: self.clone(), blobs: blobs.to_vec(), name: name.map(str::to_string) })
+        Ok(VolumeOperation { store: self.clone(), blobs: blobs.to_vec(), name: name.map(str::to_string) })
     }
 
     /// Lets no operation begin any more. `false` if that is so already.

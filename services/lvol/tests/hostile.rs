@@ -11,7 +11,7 @@ use random::WyRand;
 use rig::Program;
 use support::Device;
 use support::made::*;
-use wire_blob::{BlobFlags, BlobId, Descriptor, XATTR_SNAPSHOT, Xattr};
+use wire_blob::{BlobFlags, BlobId, MetadataDescriptor, XATTR_SNAPSHOT, Xattr};
 
 /// Writes a page of 4 KiB with a right CRC.
 fn write_sealed(device: &mut Device, offset: u64, page: &mut [u8; 4096]) {
@@ -68,8 +68,8 @@ fn pages_of_random_bytes_with_a_right_crc_never_panic() {
     assert_eq!(examine(&program, recorded), 11);
 }
 
-fn text(name: &[u8], value: &str) -> Descriptor {
-    Descriptor::Xattr(Xattr { name: name.to_vec(), value: format!("{value}\0").into_bytes() })
+fn text(name: &[u8], value: &str) -> MetadataDescriptor {
+    MetadataDescriptor::Xattr(Xattr { name: name.to_vec(), value: format!("{value}\0").into_bytes() })
 }
 
 fn uuid(number: u32) -> String {
@@ -84,7 +84,7 @@ fn made() -> MadeStore {
     store.sealed().blob(0, vec![text(b"uuid", &uuid(0)), text(b"name", "made")])
 }
 
-fn volume(store: MadeStore, page: u32, name: &str, more: Vec<Descriptor>) -> MadeStore {
+fn volume(store: MadeStore, page: u32, name: &str, more: Vec<MetadataDescriptor>) -> MadeStore {
     let thin = flags(BlobFlags::THIN);
     let mut descriptors = vec![thin, table(2, &[0]), text(b"uuid", &uuid(page)), text(b"name", name)];
     descriptors.extend(more);

@@ -119,7 +119,7 @@ pub struct ExtentPage {
 
 /// An element of a metadata page.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Descriptor {
+pub enum MetadataDescriptor {
     /// Clusters of the blob, after those of earlier descriptors.
     ExtentRuns(Vec<BlobClusterRun>),
     /// An attribute of the blob's owner.
@@ -142,12 +142,12 @@ pub enum Descriptor {
     },
 }
 
-impl Descriptor {
+impl MetadataDescriptor {
     /// Decodes the descriptors of a page's area, from `base` bytes after the start of the page on.
     pub(crate) fn decode_all(
         area: &[u8; DESCRIPTOR_AREA_BYTES],
         base: usize,
-    ) -> Result<Vec<Descriptor>, DecodeError> {
+    ) -> Result<Vec<MetadataDescriptor>, DecodeError> {
         let mut descriptors = Vec::new();
         let mut at = 0;
         while at + HEADER_BYTES <= area.len() {
@@ -163,7 +163,7 @@ impl Descriptor {
                 return Err(DecodeError::value("the length of a descriptor", at, length.into()));
             };
             if kind != PADDING {
-                descriptors.push(Descriptor::decode(kind, &area[start..end], base + start)?);
+                descriptors.push(MetadataDescriptor::decode(kind, &area[start..end], base + start)?);
             }
             at = end;
         }
@@ -171,7 +171,7 @@ impl Descriptor {
     }
 
     /// Decodes a descriptor's content, which begins `at` bytes after the start of the page.
-    fn decode(kind: u8, content: &[u8], at: usize) -> Result<Descriptor, DecodeError> {
+    fn decode(kind: u8, content: &[u8], at: usize) -> Result<MetadataDescriptor, DecodeError> {
         let length = content.len();
         let wrong_length = |what| Err(DecodeError::value(what, (at - 4) as u32, length as u64));
         match kind {
@@ -188,16 +188,16 @@ impl Descriptor {
                         let at = (at + index * RUN_BYTES + 4) as u32;
                         Err(DecodeError::value("the length of an extent", at, runs[index].length.into()))
                     }
-                    None => Ok(Descriptor::ExtentRuns(runs)),
+                    None => Ok(MetadataDescriptor::ExtentRuns(runs)),
                 }
             }
-            XATTR => decode_xattr(content, at).map(Descriptor::Xattr),
-            XATTR_INTERNAL => decode_xattr(content, at).map(Descriptor::XattrInternal),
+            XATTR => decode_xattr(content, at).map(MetadataDescriptor::Xattr),
+            XATTR_INTERNAL => decode_xattr(content, at).map(MetadataDescriptor::XattrInternal),
             FLAGS => {
                 if length != 24 {
                     return wrong_length("the length of the flags");
                 }
-                Ok(Descriptor::Flags(BlobFlags {
+                Ok(MetadataDescriptor::Flags(BlobFlags {
                     invalid: u64_at(content, 0),
                     data_read_only: u64_at(content, 8),
                     metadata_read_only: u64_at(content, 16),
@@ -216,7 +216,10 @@ impl Descriptor {
                         let length = runs[index].length.into();
                         Err(DecodeError::value("the number of pages of an extent table's run", at, length))
                     }
-                    None => Ok(Descriptor::ExtentTable(ExtentTable { clusters: u64_at(content, 0), runs })),
+                    None => Ok(MetadataDescriptor::ExtentTable(ExtentTable {
+                        clusters: u64_at(content, 0),
+                        runs,
+                    })),
                 }
             }
             EXTENT_PAGE => {
@@ -225,23 +228,23 @@ impl Descriptor {
                 }
                 let clusters = content[4..].as_chunks::<4>().0.iter().map(|bytes| u32::from_le_bytes(*bytes));
                 let clusters = clusters.collect();
-                Ok(Descriptor::ExtentPage(ExtentPage { first: u32_at(content, 0), clusters }))
+                Ok(MetadataDescriptor::ExtentPage(ExtentPage { first: u32_at(content, 0), clusters }))
             }
-            _ => Ok(Descriptor::Unknown { kind, content: content.to_vec() }),
+            _ => Ok(MetadataDescriptor::Unknown { kind, content: content.to_vec() }),
         }
     }
 
     /// Bytes of the encoded descriptor.
     pub fn encoded_bytes(&self) -> usize {
         let content = match self {
-            Descriptor::ExtentRuns(runs) => runs.len() * RUN_BYTES,
-            Descriptor::Xattr(xattr) | Descriptor::XattrInternal(xattr) => {
+            MetadataDescriptor::ExtentRuns(runs) => runs.len() * RUN_BYTES,
+            MetadataDescriptor::Xattr(xattr) | MetadataDescriptor::XattrInternal(xattr) => {
                 4 + xattr.name.len() + xattr.value.len()
             }
-            Descriptor::Flags(_) => 24,
-            Descriptor::ExtentTable(table) => 8 + table.runs.len() * RUN_BYTES,
-            Descriptor::ExtentPage(page) => 4 + page.clusters.len() * 4,
-            Descriptor::Unknown { content, .. } => content.len(),
+            MetadataDescriptor::Flags(_) => 24,
+            MetadataDescriptor::ExtentTable(table) => 8 + table.runs.len() * RUN_BYTES,
+            MetadataDescriptor::ExtentPage(page) => 4 + page.clusters.len() * 4,
+            MetadataDescriptor::Unknown { content, .. } => content.len(),
         };
         HEADER_BYTES + content
     }
@@ -258,34 +261,34 @@ impl Descriptor {
             out.extend_from_slice(&((bytes - HEADER_BYTES) as u32).to_le_bytes());
         };
         match self {
-            Descriptor::ExtentRuns(runs) => {
+            MetadataDescriptor::ExtentRuns(runs) => {
                 head(EXTENT_RLE);
                 runs.iter().for_each(|run| put_pair(out, run.cluster, run.length));
             }
-            Descriptor::Xattr(xattr) => {
+            MetadataDescriptor::Xattr(xattr) => {
                 head(XATTR);
                 put_xattr(out, xattr);
             }
-            Descriptor::XattrInternal(xattr) => {
+            MetadataDescriptor::XattrInternal(xattr) => {
                 head(XATTR_INTERNAL);
                 put_xattr(out, xattr);
             }
-            Descriptor::Flags(flags) => {
+            MetadataDescriptor::Flags(flags) => {
                 head(FLAGS);
                 let sets = [flags.invalid, flags.data_read_only, flags.metadata_read_only];
                 sets.iter().for_each(|set| out.extend_from_slice(&set.to_le_bytes()));
             }
-            Descriptor::ExtentTable(table) => {
+            MetadataDescriptor::ExtentTable(table) => {
                 head(EXTENT_TABLE);
                 out.extend_from_slice(&table.clusters.to_le_bytes());
                 table.runs.iter().for_each(|run| put_pair(out, run.page, run.length));
             }
-            Descriptor::ExtentPage(page) => {
+            MetadataDescriptor::ExtentPage(page) => {
                 head(EXTENT_PAGE);
                 out.extend_from_slice(&page.first.to_le_bytes());
                 page.clusters.iter().for_each(|cluster| out.extend_from_slice(&cluster.to_le_bytes()));
             }
-            Descriptor::Unknown { kind, content } => {
+            MetadataDescriptor::Unknown { kind, content } => {
                 head(*kind);
                 out.extend_from_slice(content);
             }

@@ -141,10 +141,10 @@ impl PageGroups {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{BlobFlags, BlobId, Descriptor, MetadataPage, SuperBlock, has_valid_crc};
+    use crate::{BlobFlags, BlobId, MetadataDescriptor, MetadataPage, SuperBlock, has_valid_crc};
 
     fn page() -> Vec<u8> {
-        let flags = Descriptor::Flags(BlobFlags::default());
+        let flags = MetadataDescriptor::Flags(BlobFlags::default());
         let page =
             MetadataPage { id: BlobId::from_page(3), sequence: 0, descriptors: vec![flags], next: Some(9) };
         page.encode().unwrap().to_vec()

@@ -2,7 +2,7 @@
 //!
 //! A store begins with a super block of 4 KiB. It says where three masks are (used metadata pages, clusters
 //! and blob ids) and where the metadata region begins, in metadata pages of 4 KiB or more from the start of
-//! the device. A blob is a chain of metadata pages, each with [`Descriptor`]s; the first page is at the index
+//! the device. A blob is a chain of metadata pages, each with [`MetadataDescriptor`]s; the first page is at the index
 //! that the [`BlobId`] has. Super block and pages end with a CRC32C of what is before it. Integers are
 //! little-endian and not aligned. Versions 1 and 2 lack the mask of blob ids, and have zeroes in fields that
 //! came later.
@@ -13,11 +13,11 @@
 //! The crate decodes and encodes; `blobstore` knows what the structures mean together.
 //!
 //! ```
-//! use wire_blob::{BlobFlags, BlobId, Descriptor, MetadataPage};
+//! use wire_blob::{BlobFlags, BlobId, MetadataDescriptor, MetadataPage};
 //! let page = MetadataPage {
 //!     id: BlobId::from_page(7),
 //!     sequence: 0,
-//!     descriptors: vec![Descriptor::Flags(BlobFlags { invalid: BlobFlags::THIN, ..BlobFlags::default() })],
+//!     descriptors: vec![MetadataDescriptor::Flags(BlobFlags { invalid: BlobFlags::THIN, ..BlobFlags::default() })],
 //!     next: None,
 //! };
 //! let bytes = page.encode().expect("the descriptors fit");
@@ -41,7 +41,9 @@ pub use checksums::{
     ChecksumsId, ChecksumsMark, DirtyRegions,
 };
 pub use codec::DecodeError;
-pub use descriptor::{BlobClusterRun, BlobFlags, Descriptor, ExtentPage, ExtentTable, ExtentTableRun, Xattr};
+pub use descriptor::{
+    BlobClusterRun, BlobFlags, ExtentPage, ExtentTable, ExtentTableRun, MetadataDescriptor, Xattr,
+};
 pub use intent::{CopyTarget, PageCopy, PageGroups};
 pub use mask::{BitMask, MaskKind};
 pub use page::{MetadataPage, PageError, PageHeader, has_valid_crc};

@@ -1,5 +1,7 @@
 //! Masks: a bit for each metadata page, cluster or blob id.
 
+use std::ops::Range;
+
 use codec::DecodeError;
 
 use crate::fields::{put, u32_at};
@@ -114,6 +116,48 @@ impl BitMask {
         let before = *byte;
         *byte |= 1 << (index % 8);
         before == *byte
+    }
+
+    /// Whether no bit of a range is set; bits beyond the last are not.
+    pub fn is_clear(&self, bits: Range<u32>) -> bool {
+        let (bytes, first, last) = Self::bytes_of(&bits);
+        let of = |at: usize| self.bytes.get(at).copied().unwrap_or(0);
+        match bytes.len() {
+            0 => true,
+            1 => of(bytes.start) & first & last == 0,
+            _ => {
+                let end = bytes.end.min(self.bytes.len());
+                let within = self.bytes.get(bytes.start + 1..end.saturating_sub(1)).unwrap_or_default();
+                of(bytes.start) & first == 0
+                    && of(bytes.end - 1) & last == 0
+                    && within.iter().all(|byte| *byte == 0)
+            }
+        }
+    }
+
+    /// Sets all bits of a range.
+    ///
+    /// # Panics
+    /// If it ends beyond the last bit.
+    pub fn set_range(&mut self, bits: Range<u32>) {
+        assert!(bits.end <= self.length, "bits up to {} of a mask of {}", bits.end, self.length);
+        let (bytes, first, last) = Self::bytes_of(&bits);
+        match &mut self.bytes[bytes] {
+            [] => {}
+            [byte] => *byte |= first & last,
+            [start, within @ .., end] => {
+                *start |= first;
+                within.fill(u8::MAX);
+                *end |= last;
+            }
+        }
+    }
+
+    /// The bytes that have a range of bits, and which bits of the first and the last are in it.
+    fn bytes_of(bits: &Range<u32>) -> (Range<usize>, u8, u8) {
+        let (start, end) = (bits.start as usize / 8, bits.end.div_ceil(8) as usize);
+        let unused = (8 - bits.end % 8) % 8;
+        (start..if bits.is_empty() { start } else { end }, u8::MAX << (bits.start % 8), u8::MAX >> unused)
     }
 
     /// Clears a bit; whether it was set before.

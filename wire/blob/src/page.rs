@@ -3,7 +3,7 @@
 use codec::DecodeError;
 
 use crate::fields::{array, crc_is_valid, open, put, seal, u32_at, u64_at};
-use crate::{BlobId, DESCRIPTOR_AREA_BYTES, Descriptor, ExtentPage, PAGE_BYTES};
+use crate::{BlobId, DESCRIPTOR_AREA_BYTES, ExtentPage, MetadataDescriptor, PAGE_BYTES};
 
 const ID_AT: usize = 0;
 const SEQUENCE_AT: usize = 8;
@@ -54,7 +54,7 @@ pub struct MetadataPage {
     /// Index of the page in its chain; 0 for extent pages.
     pub sequence: u32,
     /// What the page says, without padding.
-    pub descriptors: Vec<Descriptor>,
+    pub descriptors: Vec<MetadataDescriptor>,
     /// The next page of the chain.
     pub next: Option<u32>,
 }
@@ -68,7 +68,7 @@ impl MetadataPage {
         let wrong = |error| PageError { page, error };
         let from = open(from, "the page", "the CRC").map_err(wrong)?;
         let area: [u8; DESCRIPTOR_AREA_BYTES] = array(from, DESCRIPTORS_AT);
-        let descriptors = Descriptor::decode_all(&area, DESCRIPTORS_AT).map_err(wrong)?;
+        let descriptors = MetadataDescriptor::decode_all(&area, DESCRIPTORS_AT).map_err(wrong)?;
         let header = PageHeader::decode(from).expect("the length was checked");
         Ok(MetadataPage { id: header.id, sequence: header.sequence, descriptors, next: header.next })
     }
@@ -76,7 +76,7 @@ impl MetadataPage {
     /// Encodes the page; the inverse of [`decode`](Self::decode). `None` if the descriptors are larger than
     /// [`DESCRIPTOR_AREA_BYTES`].
     pub fn encode(&self) -> Option<[u8; PAGE_BYTES]> {
-        let bytes: usize = self.descriptors.iter().map(Descriptor::encoded_bytes).sum();
+        let bytes: usize = self.descriptors.iter().map(MetadataDescriptor::encoded_bytes).sum();
         if bytes > DESCRIPTOR_AREA_BYTES {
             return None;
         }
@@ -95,7 +95,7 @@ impl MetadataPage {
     /// no next page.
     pub fn extent_page(&self) -> Option<&ExtentPage> {
         match (&self.descriptors[..], self.sequence, self.next) {
-            ([Descriptor::ExtentPage(extents)], 0, None) => Some(extents),
+            ([MetadataDescriptor::ExtentPage(extents)], 0, None) => Some(extents),
             _ => None,
         }
     }

@@ -42,6 +42,23 @@ proptest! {
     }
 }
 
+proptest! {
+    #[test]
+    fn ranges_of_a_mask_are_set_as_their_bits_are(
+        length in 1..100u32, set in vec(any::<u32>(), 0..5), ends in (any::<u32>(), any::<u32>()),
+    ) {
+        let mut bits = BitMask::new(MaskKind::Clusters, length);
+        set.iter().for_each(|bit| _ = bits.set(bit % length));
+        let (one, other) = (ends.0 % (length + 1), ends.1 % (length + 1));
+        let range = one.min(other)..one.max(other);
+        prop_assert_eq!(bits.is_clear(range.clone()), !range.clone().any(|bit| bits.get(bit)));
+        let mut ranges = bits.clone();
+        ranges.set_range(range.clone());
+        range.for_each(|bit| _ = bits.set(bit));
+        prop_assert_eq!(ranges, bits);
+    }
+}
+
 /// A page with the magic and the CRC of what is in place of the masks.
 fn intent(mut bytes: Vec<u8>, magic: &[u8; 8]) -> Vec<u8> {
     bytes[..8].copy_from_slice(magic);
@@ -55,27 +72,31 @@ fn xattr() -> impl Strategy<Value = Xattr> {
     (vec(any::<u8>(), 0..20), vec(any::<u8>(), 0..200)).prop_map(|(name, value)| Xattr { name, value })
 }
 
-fn descriptor() -> impl Strategy<Value = Descriptor> {
+fn descriptor() -> impl Strategy<Value = MetadataDescriptor> {
     let runs = vec((1..1000u32, 1..1000u32), 1..20);
     let runs =
         runs.prop_map(|runs| runs.into_iter().map(|(cluster, length)| BlobClusterRun { cluster, length }));
     let pages = vec(prop_oneof![(1..u32::MAX, Just(1)), (Just(0), 1..u32::MAX)], 0..20);
     let pages = pages.prop_map(|runs| runs.into_iter().map(|(page, length)| ExtentTableRun { page, length }));
     prop_oneof![
-        runs.prop_map(|runs| Descriptor::ExtentRuns(runs.collect())),
-        xattr().prop_map(Descriptor::Xattr),
-        xattr().prop_map(Descriptor::XattrInternal),
-        any::<[u64; 3]>().prop_map(|[invalid, data_read_only, metadata_read_only]| Descriptor::Flags(
-            BlobFlags { invalid, data_read_only, metadata_read_only }
-        )),
-        (any::<u64>(), pages).prop_map(|(clusters, runs)| Descriptor::ExtentTable(ExtentTable {
+        runs.prop_map(|runs| MetadataDescriptor::ExtentRuns(runs.collect())),
+        xattr().prop_map(MetadataDescriptor::Xattr),
+        xattr().prop_map(MetadataDescriptor::XattrInternal),
+        any::<[u64; 3]>().prop_map(
+            |[invalid, data_read_only, metadata_read_only]| MetadataDescriptor::Flags(BlobFlags {
+                invalid,
+                data_read_only,
+                metadata_read_only
+            })
+        ),
+        (any::<u64>(), pages).prop_map(|(clusters, runs)| MetadataDescriptor::ExtentTable(ExtentTable {
             clusters,
             runs: runs.collect()
         })),
         (any::<u32>(), vec(any::<u32>(), 0..600))
-            .prop_map(|(first, clusters)| Descriptor::ExtentPage(ExtentPage { first, clusters })),
+            .prop_map(|(first, clusters)| MetadataDescriptor::ExtentPage(ExtentPage { first, clusters })),
         (7..=255u8, vec(any::<u8>(), 0..50))
-            .prop_map(|(kind, content)| Descriptor::Unknown { kind, content }),
+            .prop_map(|(kind, content)| MetadataDescriptor::Unknown { kind, content }),
     ]
 }
 
@@ -85,7 +106,7 @@ proptest! {
         id: u64, sequence: u32, next in proptest::option::of(0..u32::MAX), descriptors in vec(descriptor(), 0..8),
     ) {
         let page = MetadataPage { id: BlobId(id), sequence, descriptors, next };
-        let bytes: usize = page.descriptors.iter().map(Descriptor::encoded_bytes).sum();
+        let bytes: usize = page.descriptors.iter().map(MetadataDescriptor::encoded_bytes).sum();
         match page.encode() {
             Some(encoded) => prop_assert_eq!(MetadataPage::decode(&encoded, 0), Ok(page)),
             None => prop_assert!(bytes > DESCRIPTOR_AREA_BYTES),

@@ -155,11 +155,11 @@ fn the_first_page_of_a_clone_of_spdk_is_decoded_and_encoded_to_the_same_bytes() 
         id: BlobId::from_page(3),
         sequence: 0,
         descriptors: vec![
-            Descriptor::Flags(BlobFlags { invalid, ..BlobFlags::default() }),
-            Descriptor::Xattr(xattr(b"name", &name)),
-            Descriptor::Xattr(xattr(b"uuid", b"b9100a7c-390f-4d97-8ace-75da3b1a98f5\0")),
-            Descriptor::XattrInternal(xattr(XATTR_SNAPSHOT, &[9, 0, 0, 0, 1, 0, 0, 0])),
-            Descriptor::ExtentTable(ExtentTable {
+            MetadataDescriptor::Flags(BlobFlags { invalid, ..BlobFlags::default() }),
+            MetadataDescriptor::Xattr(xattr(b"name", &name)),
+            MetadataDescriptor::Xattr(xattr(b"uuid", b"b9100a7c-390f-4d97-8ace-75da3b1a98f5\0")),
+            MetadataDescriptor::XattrInternal(xattr(XATTR_SNAPSHOT, &[9, 0, 0, 0, 1, 0, 0, 0])),
+            MetadataDescriptor::ExtentTable(ExtentTable {
                 clusters: 8,
                 runs: vec![ExtentTableRun { page: 0, length: 1 }],
             }),
@@ -196,7 +196,7 @@ fn runs_of_extents_are_pairs_of_32_bits() {
     let decoded = MetadataPage::decode(&sealed(bytes), 3).unwrap();
     let runs =
         vec![BlobClusterRun { cluster: 64, length: 3 }, BlobClusterRun { cluster: 0, length: u32::MAX }];
-    assert_eq!(decoded.descriptors, [Descriptor::ExtentRuns(runs)]);
+    assert_eq!(decoded.descriptors, [MetadataDescriptor::ExtentRuns(runs)]);
     assert_eq!(decoded.next, Some(5));
     assert_eq!(decoded.encode(), Some(sealed(bytes)));
 }
@@ -240,8 +240,8 @@ fn each_wrong_field_of_a_page_is_named_with_the_page() {
 fn padding_is_skipped_and_unknown_descriptors_are_preserved() {
     let bytes = sealed(page(&[(16, b"\0\x02\0\0\0\xaa\xaa\x63\x03\0\0\0abc\x06\x04")]));
     let decoded = MetadataPage::decode(&bytes, 0).unwrap();
-    let unknown = Descriptor::Unknown { kind: 0x63, content: b"abc".to_vec() };
-    let empty = Descriptor::ExtentPage(ExtentPage { first: 0, clusters: vec![] });
+    let unknown = MetadataDescriptor::Unknown { kind: 0x63, content: b"abc".to_vec() };
+    let empty = MetadataDescriptor::ExtentPage(ExtentPage { first: 0, clusters: vec![] });
     assert_eq!(decoded.descriptors, [unknown, empty]);
 }
 
@@ -250,7 +250,7 @@ fn a_page_that_is_full_needs_no_terminator() {
     let full = |bytes| MetadataPage {
         id: BlobId::from_page(1),
         sequence: 1,
-        descriptors: vec![Descriptor::Xattr(xattr(b"x", &vec![7; bytes]))],
+        descriptors: vec![MetadataDescriptor::Xattr(xattr(b"x", &vec![7; bytes]))],
         next: Some(9),
     };
     let largest = DESCRIPTOR_AREA_BYTES - 10;

@@ -1,8 +1,8 @@
 //! Pages of a blob from its state.
 
 use wire_blob::{
-    BlobClusterRun, BlobFlags, BlobId, CLUSTERS_PER_EXTENT_PAGE, DESCRIPTOR_AREA_BYTES, Descriptor,
-    ExtentPage, ExtentTable, ExtentTableRun, MetadataPage, PAGE_BYTES, PageCopy, Xattr,
+    BlobClusterRun, BlobFlags, BlobId, CLUSTERS_PER_EXTENT_PAGE, DESCRIPTOR_AREA_BYTES, ExtentPage,
+    ExtentTable, ExtentTableRun, MetadataDescriptor, MetadataPage, PAGE_BYTES, PageCopy, Xattr,
 };
 
 use super::change::ChangeError;
@@ -20,7 +20,7 @@ const RUNS_MIN: usize = 4;
 pub(super) fn page(
     id: BlobId,
     sequence: u32,
-    descriptors: Vec<Descriptor>,
+    descriptors: Vec<MetadataDescriptor>,
     next: Option<u32>,
 ) -> Result<Vec<u8>, ChangeError> {
     let page = MetadataPage { id, sequence, descriptors, next };
@@ -31,32 +31,33 @@ pub(super) fn page(
 pub(super) fn extent_page(id: BlobId, index: u32, clusters: &[u32]) -> Result<Vec<u8>, ChangeError> {
     let first = index * CLUSTERS_PER_EXTENT_PAGE;
     let extents = ExtentPage { first, clusters: clusters.to_vec() };
-    page(id, 0, vec![Descriptor::ExtentPage(extents)], None)
+    page(id, 0, vec![MetadataDescriptor::ExtentPage(extents)], None)
 }
 
 /// The descriptors of each page of a blob's chain.
-pub(super) fn chain(blob: &Blob) -> Result<Vec<Vec<Descriptor>>, ChangeError> {
+pub(super) fn chain(blob: &Blob) -> Result<Vec<Vec<MetadataDescriptor>>, ChangeError> {
     let mut chain = Chain { pages: vec![Vec::new()], left: FIRST_AREA_BYTES };
     let mut flags = blob.flags;
     let set =
         |flags: &mut u64, flag: u64, is_set: bool| if is_set { *flags |= flag } else { *flags &= !flag };
     set(&mut flags.invalid, BlobFlags::INTERNAL_XATTRS, !blob.internal_xattrs.is_empty());
     set(&mut flags.invalid, BlobFlags::EXTENT_TABLE, blob.has_extent_table);
-    chain.add(Descriptor::Flags(flags))?;
+    chain.add(MetadataDescriptor::Flags(flags))?;
     for xattr in &blob.xattrs {
         check(xattr)?;
-        chain.add(Descriptor::Xattr(xattr.clone()))?;
+        chain.add(MetadataDescriptor::Xattr(xattr.clone()))?;
     }
     for xattr in &blob.internal_xattrs {
         check(xattr)?;
-        chain.add(Descriptor::XattrInternal(xattr.clone()))?;
+        chain.add(MetadataDescriptor::XattrInternal(xattr.clone()))?;
     }
     if blob.has_extent_table {
         let clusters = u64::from(blob.clusters.length());
-        chain
-            .add_runs(8, table_runs(blob), |runs| Descriptor::ExtentTable(ExtentTable { clusters, runs }))?;
+        chain.add_runs(8, table_runs(blob), |runs| {
+            MetadataDescriptor::ExtentTable(ExtentTable { clusters, runs })
+        })?;
     } else {
-        chain.add_runs(0, cluster_runs(blob), Descriptor::ExtentRuns)?;
+        chain.add_runs(0, cluster_runs(blob), MetadataDescriptor::ExtentRuns)?;
     }
     Ok(chain.pages)
 }
@@ -69,7 +70,7 @@ fn check(xattr: &Xattr) -> Result<(), ChangeError> {
 }
 
 struct Chain {
-    pages: Vec<Vec<Descriptor>>,
+    pages: Vec<Vec<MetadataDescriptor>>,
     left: usize,
 }
 
@@ -79,7 +80,7 @@ impl Chain {
         self.left = DESCRIPTOR_AREA_BYTES;
     }
 
-    fn add(&mut self, descriptor: Descriptor) -> Result<(), ChangeError> {
+    fn add(&mut self, descriptor: MetadataDescriptor) -> Result<(), ChangeError> {
         let bytes = descriptor.encoded_bytes();
         if bytes > self.left {
             self.next_page();
@@ -94,7 +95,7 @@ impl Chain {
         &mut self,
         head: usize,
         runs: Vec<T>,
-        descriptor: impl Fn(Vec<T>) -> Descriptor,
+        descriptor: impl Fn(Vec<T>) -> MetadataDescriptor,
     ) -> Result<(), ChangeError> {
         if runs.is_empty() && head > 0 {
             return self.add(descriptor(Vec::new()));

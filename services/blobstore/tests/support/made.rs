@@ -1,8 +1,8 @@
 //! Small stores that a test makes page by page.
 
 use wire_blob::{
-    BitMask, BlobFlags, BlobId, Descriptor, ExtentPage, ExtentTable, ExtentTableRun, MaskKind, MetadataPage,
-    PageRange, SuperBlock, Xattr,
+    BitMask, BlobFlags, BlobId, ExtentPage, ExtentTable, ExtentTableRun, MaskKind, MetadataDescriptor,
+    MetadataPage, PageRange, SuperBlock, Xattr,
 };
 
 use super::Device;
@@ -26,17 +26,20 @@ pub(crate) struct MadeStore {
 }
 
 /// Adds a mark of an extent table's flag.
-pub(crate) fn flags(invalid: u64) -> Descriptor {
-    Descriptor::Flags(BlobFlags { invalid: invalid | BlobFlags::EXTENT_TABLE, ..BlobFlags::default() })
+pub(crate) fn flags(invalid: u64) -> MetadataDescriptor {
+    MetadataDescriptor::Flags(BlobFlags {
+        invalid: invalid | BlobFlags::EXTENT_TABLE,
+        ..BlobFlags::default()
+    })
 }
 
-pub(crate) fn table(clusters: u64, pages: &[u32]) -> Descriptor {
+pub(crate) fn table(clusters: u64, pages: &[u32]) -> MetadataDescriptor {
     let runs = pages.iter().map(|page| ExtentTableRun { page: *page, length: 1 }).collect();
-    Descriptor::ExtentTable(ExtentTable { clusters, runs })
+    MetadataDescriptor::ExtentTable(ExtentTable { clusters, runs })
 }
 
-pub(crate) fn internal(name: &[u8], blob: u64) -> Descriptor {
-    Descriptor::XattrInternal(Xattr { name: name.to_vec(), value: blob.to_le_bytes().to_vec() })
+pub(crate) fn internal(name: &[u8], blob: u64) -> MetadataDescriptor {
+    MetadataDescriptor::XattrInternal(Xattr { name: name.to_vec(), value: blob.to_le_bytes().to_vec() })
 }
 
 pub(crate) fn id(page: u32) -> BlobId {
@@ -104,7 +107,7 @@ impl MadeStore {
         blob: u32,
         sequence: u32,
         next: Option<u32>,
-        descriptors: Vec<Descriptor>,
+        descriptors: Vec<MetadataDescriptor>,
     ) -> Self {
         let content = MetadataPage { id: id(blob), sequence, descriptors, next }.encode().unwrap();
         self.device.write(Self::offset(page), &content);
@@ -116,7 +119,7 @@ impl MadeStore {
     }
 
     /// Writes a blob of one page.
-    pub(crate) fn blob(self, page: u32, descriptors: Vec<Descriptor>) -> Self {
+    pub(crate) fn blob(self, page: u32, descriptors: Vec<MetadataDescriptor>) -> Self {
         self.page(page, page, 0, None, descriptors)
     }
 
@@ -125,7 +128,7 @@ impl MadeStore {
         for cluster in clusters.iter().filter(|cluster| (1..CLUSTERS).contains(*cluster)) {
             self.clusters.set(*cluster);
         }
-        let extents = Descriptor::ExtentPage(ExtentPage { first: 0, clusters: clusters.to_vec() });
+        let extents = MetadataDescriptor::ExtentPage(ExtentPage { first: 0, clusters: clusters.to_vec() });
         self.page(page, blob, 0, None, vec![extents])
     }
 }

@@ -15,7 +15,7 @@ use crate::LvolModule;
 use crate::chain_end::external_text;
 use crate::external_end::{external_bytes_xattr, recorded_xattr};
 use crate::owner;
-use crate::store::{LvolStore, Operation};
+use crate::store::{LvolStore, VolumeOperation};
 use crate::volume::{LvolBdev, VolumeError, open_external};
 
 /// How often the progress of a job is reported.
@@ -298,7 +298,7 @@ fn set_parent(module: &LvolModule, params: SetParent) -> Result<Conclusion, RpcE
 }
 
 /// Records in a volume where the external snapshot of its new parent ends.
-fn set_record(operation: &Operation, blob: BlobId, record: Option<Xattr>) -> Result<(), ChangeError> {
+fn set_record(operation: &VolumeOperation, blob: BlobId, record: Option<Xattr>) -> Result<(), ChangeError> {
     let Some(record) = record else { return Ok(()) };
     operation.run(BlobChange::SetXattrs { blob, set: vec![record], remove: Vec::new() }).map(drop)
 }

@@ -17,9 +17,10 @@ use super::{
     change_failed, concluded, failed, no_operation, one_store, refused, selected,
 };
 use crate::LvolModule;
+use crate::blob_store_device;
 use crate::checksums::{checksums_of, checksums_xattr};
 use crate::load::CLAIM_HOLDER;
-use crate::owner::{self, ChangeHandle, OwnerMessage, device_of};
+use crate::owner::{self, ChangeHandle, OwnerMessage};
 use crate::shared::StoreShared;
 use crate::store::{LOW_SPACE_PERCENT, LvolStore, Volume, is_name, low_space_xattr, name_xattr, uuid_xattr};
 use crate::volume::LvolBdev;
@@ -194,7 +195,7 @@ fn make_with_checksums(
     format: &BlobStoreFormat,
     percent: u32,
 ) -> Result<(), RpcError> {
-    let mut device = device_of(base);
+    let mut device = blob_store_device(base);
     let no_space = || refused(ENOSPC, "the bdev is too small for a store with checksums");
     let layout = ChecksumLayout::within(device.bytes, format.cluster_bytes.into(), 0).ok_or_else(no_space)?;
     device.bytes = layout.data_bytes;
@@ -221,7 +222,7 @@ fn make(
     format: &BlobStoreFormat,
     percent: u32,
 ) -> Result<(), RpcError> {
-    let (open, change) = OpenBlobStore::format(format, device_of(base)).map_err(change_failed)?;
+    let (open, change) = OpenBlobStore::format(format, blob_store_device(base)).map_err(change_failed)?;
     let reactor = module.stores.next_reactor().ok_or_else(|| refused(EIO, "there is no reactor"))?;
     let shared = StoreShared::new(open.published().clone());
     shared.set_low_space_percent(percent);

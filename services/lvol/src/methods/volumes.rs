@@ -15,7 +15,7 @@ use super::{
 use crate::LvolModule;
 use crate::chain_end::{ChainEnd, chain_end, chain_ends};
 use crate::owner;
-use crate::store::{LvolStore, NoOperation, Operation, Volume, name_xattr, uuid_xattr};
+use crate::store::{LvolStore, NoOperation, Volume, VolumeOperation, name_xattr, uuid_xattr};
 use crate::volume::LvolBdev;
 
 const MIB: u64 = 1 << 20;
@@ -104,7 +104,7 @@ pub(super) fn new_volume(
     store: &Arc<LvolStore>,
     blobs: &[blobstore::BlobId],
     name: &str,
-) -> Result<(Operation, Uuid, Vec<blobstore::Xattr>), NoOperation> {
+) -> Result<(VolumeOperation, Uuid, Vec<blobstore::Xattr>), NoOperation> {
     let operation = store.operate(blobs, Some(name))?;
     if module.stores.registry.find(&format!("{}/{name}", store.name())).is_some() {
         return Err(NoOperation::NameInUse);
@@ -116,7 +116,7 @@ pub(super) fn new_volume(
 /// Registers a volume that was made; its UUID.
 pub(super) fn made(
     module: &LvolModule,
-    mut operation: Operation,
+    mut operation: VolumeOperation,
     uuid: Uuid,
     outcome: ChangeOutcome,
 ) -> Result<Value, RpcError> {

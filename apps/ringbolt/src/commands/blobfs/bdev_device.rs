@@ -13,7 +13,6 @@ use bdev::stacking::BaseBdev;
 use bdev::{Access, PlanRunner, PlannedAction, PlannedIo, PlannedOutcome, Planner};
 use blobfs::{BlobFsAction, BlockingDevice};
 use blobstore::BlobStoreDevice;
-use block_io::Op;
 use control::{ConfigFile, json::Value};
 use reactor::{Core, MailboxReceiver, MailboxSender, Period, PollResult, Poller, Shutdown, blocking};
 
@@ -48,20 +47,6 @@ pub(super) struct BdevDevice {
     reactors: Option<ReactorRuntime>,
 }
 
-/// What a bdev promises a store.
-fn properties_of(base: &BaseBdev) -> BlobStoreDevice {
-    let device = base.device();
-    let geometry = device.geometry();
-    let atomic =
-        [4096, 8192, 16384, 32768, 65536].into_iter().filter(|bytes| geometry.is_atomic(*bytes)).max();
-    BlobStoreDevice {
-        bytes: geometry.bytes(),
-        block_bytes: geometry.block_size,
-        has_volatile_cache: geometry.write_cache && device.supports(Op::Flush),
-        atomic_write_bytes: atomic.unwrap_or(0),
-    }
-}
-
 impl BdevDevice {
     /// Makes the bdevs of a file, and opens one of them, for changes or for reading.
     pub(super) fn open(config: &Path, name: &str, is_changed: bool) -> Result<BdevDevice, CommandError> {
@@ -80,7 +65,7 @@ impl BdevDevice {
         let opened = apply(&config, &app).and_then(|()| open_base(&app, &reactors, name, is_changed));
         match opened {
             Ok((base, sender)) => {
-                let properties = properties_of(&base);
+                let properties = lvol::blob_store_device(&base);
                 Ok(BdevDevice { sender, properties, base, app, reactors: Some(reactors) })
             }
             Err(error) => {
