@@ -6,7 +6,7 @@ use std::cell::RefCell;
 
 use ioat::{IoatChannel, IoatDevice, IoatOp, IoatRequest};
 use libfuzzer_sys::fuzz_target;
-use wire_ioat::{ChannelErrors, ChannelStatus, DESCRIPTOR_WORDS, Descriptor, registers};
+use wire_ioat::{ChannelErrors, ChannelStatus, DESCRIPTOR_WORDS, IoatDescriptor, registers};
 
 const RING_AT: u64 = 0x1_0000;
 const ENTRIES: u32 = 8;
@@ -63,7 +63,7 @@ impl IoatDevice for Hostile {
 
     fn write_descriptor(&mut self, index: u32, words: &[u64; DESCRIPTOR_WORDS]) {
         assert!(index < ENTRIES);
-        assert!(Descriptor::decode(words).is_ok());
+        assert!(IoatDescriptor::decode(words).is_ok());
     }
 
     fn completion_address(&self) -> u64 {
@@ -81,8 +81,8 @@ fuzz_target!(|bytes: &[u8]| {
     for words in bytes.as_chunks::<{ DESCRIPTOR_WORDS * 8 }>().0 {
         let words: [u64; DESCRIPTOR_WORDS] =
             std::array::from_fn(|at| u64::from_le_bytes(std::array::from_fn(|byte| words[at * 8 + byte])));
-        if let Ok(descriptor) = Descriptor::decode(&words) {
-            assert_eq!(Descriptor::decode(&descriptor.encode()), Ok(descriptor));
+        if let Ok(descriptor) = IoatDescriptor::decode(&words) {
+            assert_eq!(IoatDescriptor::decode(&descriptor.encode()), Ok(descriptor));
         }
         let status = ChannelStatus::decode(words[0]);
         assert_eq!(ChannelStatus::decode(status.encode()), status);

@@ -3,7 +3,7 @@
 
 use libfuzzer_sys::fuzz_target;
 use wire_nbd::{
-    ChunkHeader, ClientFlags, ErrorChunk, ExportReply, Extent, Greeting, HeaderForm, Info, InfoRequest,
+    ChunkHeader, ClientFlags, ErrorChunk, ExportReply, Extent, NbdGreeting, HeaderForm, Info, InfoRequest,
     MetaContextRequest, OptionHeader, OptionReplyHeader, RequestHeader, SimpleReply,
 };
 
@@ -17,7 +17,7 @@ fn round_trip<const N: usize, T: PartialEq + std::fmt::Debug>(
 }
 
 fuzz_target!(|bytes: &[u8]| {
-    round_trip(bytes, |from| Greeting::decode(from).ok(), |value| value.to_bytes());
+    round_trip(bytes, |from| NbdGreeting::decode(from).ok(), |value| value.to_bytes());
     round_trip(bytes, |from| ClientFlags::decode(*from).ok(), |value| value.to_bytes());
     round_trip(bytes, |from| ExportReply::decode(from).ok(), |value| value.to_bytes());
     round_trip(bytes, |from| OptionHeader::decode(from).ok(), |value| value.to_bytes());

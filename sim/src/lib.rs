@@ -29,5 +29,5 @@ mod world;
 pub use early_disk::EarlyDisk;
 pub use fabric::{FabricOptions, LinkConfig, LinkStream, NodeId, SimulatedLinks, node_address};
 pub use oracle::{Oracle, Violation};
-pub use workload::{Workload, WorkloadConfig};
+pub use workload::{SimWorkload, WorkloadConfig};
 pub use world::World;

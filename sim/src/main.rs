@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use clap::{Parser, ValueEnum};
-use sim::scenario::{PlantedFault, PlantedReplicaFault, RunFailure, RunReport, run_multipath, run_replicas};
+use sim::scenario::{PlantedFault, PlantedReplicaFault, RunFailure, SeedReport, run_multipath, run_replicas};
 
 /// Simulates systems with faults in virtual time, one run a seed.
 #[derive(Parser)]
@@ -83,7 +83,7 @@ impl Experiment {
         }
     }
 
-    fn run(&self, seed: u64) -> Result<RunReport, RunFailure> {
+    fn run(&self, seed: u64) -> Result<SeedReport, RunFailure> {
         match self {
             Experiment::Multipath(fault) => run_multipath(seed, *fault),
             Experiment::Replicas(fault) => run_replicas(seed, *fault),
@@ -222,7 +222,7 @@ fn find_planted(planted: &[Experiment], first: u64, count: u64) -> ExitCode {
     if missed > 0 { ExitCode::FAILURE } else { ExitCode::SUCCESS }
 }
 
-fn add(totals: &Totals, report: &RunReport) {
+fn add(totals: &Totals, report: &SeedReport) {
     let add = |counter: &AtomicU64, value| _ = counter.fetch_add(value, Ordering::Relaxed);
     add(&totals.requests, report.succeeded + report.failed);
     add(&totals.failed_requests, report.failed);

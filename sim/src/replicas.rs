@@ -12,7 +12,7 @@ use cluster_map::ClusterSettings;
 use random::WyRand;
 use replica::{PlantedReplicaFault, ReplicaId, ReplicaSettings};
 
-use crate::scenario::{RunFailure, RunReport};
+use crate::scenario::{RunFailure, SeedReport};
 use clients::Clients;
 use cluster::{Happening, ReplicaCluster};
 use disk::Blocks;
@@ -70,7 +70,7 @@ fn session_timeout_ns(seed: u64) -> u64 {
     300 * MS + WyRand::new(seed.rotate_left(32)).below(3000 * MS)
 }
 
-pub(crate) fn run(seed: u64, fault: Option<PlantedReplicaFault>) -> Result<RunReport, RunFailure> {
+pub(crate) fn run(seed: u64, fault: Option<PlantedReplicaFault>) -> Result<SeedReport, RunFailure> {
     let mut random = WyRand::new(seed);
     let nodes = 2 + random.index(3);
     let settings = ReplicaSettings {
@@ -99,7 +99,7 @@ pub(crate) fn run(seed: u64, fault: Option<PlantedReplicaFault>) -> Result<RunRe
     let outcome = run.carry_out();
     let at_ns = run.cluster.now_ns;
     outcome.map_err(|why| RunFailure { seed, at_ns, why })?;
-    Ok(RunReport {
+    Ok(SeedReport {
         succeeded: run.clients.succeeded,
         failed: run.clients.abandoned,
         faults: run.faults,

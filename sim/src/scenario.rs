@@ -34,7 +34,7 @@ impl PlantedFault {
 
 /// What a run did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct RunReport {
+pub struct SeedReport {
     /// Requests of the hosts that succeeded.
     pub succeeded: u64,
     /// Requests of the hosts that failed.
@@ -80,7 +80,7 @@ impl fmt::Display for RunFailure {
 ///
 /// # Errors
 /// A block had contents that it cannot have, or requests did not complete although everything works again.
-pub fn run_multipath(seed: u64, fault: Option<PlantedFault>) -> Result<RunReport, RunFailure> {
+pub fn run_multipath(seed: u64, fault: Option<PlantedFault>) -> Result<SeedReport, RunFailure> {
     multipath::run(seed, fault)
 }
 
@@ -90,6 +90,6 @@ pub fn run_multipath(seed: u64, fault: Option<PlantedFault>) -> Result<RunReport
 /// # Errors
 /// What the clients saw of a block is not linearizable, replicas differ at rest, or requests did not complete although
 /// everything works again.
-pub fn run_replicas(seed: u64, fault: Option<PlantedReplicaFault>) -> Result<RunReport, RunFailure> {
+pub fn run_replicas(seed: u64, fault: Option<PlantedReplicaFault>) -> Result<SeedReport, RunFailure> {
     crate::replicas::run(seed, fault)
 }

@@ -31,7 +31,7 @@ pub struct WorkloadConfig {
 
 /// The load of one core, as its scenario sees it. Cheap to clone.
 #[derive(Clone)]
-pub struct Workload(Rc<RefCell<WorkloadState>>);
+pub struct SimWorkload(Rc<RefCell<WorkloadState>>);
 
 struct WorkloadState {
     config: WorkloadConfig,
@@ -61,7 +61,7 @@ enum Phase {
 }
 
 struct WorkloadPoller {
-    shared: Workload,
+    shared: SimWorkload,
     oracle: Rc<RefCell<Oracle>>,
     core: Core,
     channel: BdevChannel,
@@ -84,14 +84,14 @@ struct InFlight {
     submitted: Moment,
 }
 
-impl Workload {
+impl SimWorkload {
     /// Starts a load on `core` through `channel`, whose blocks have 512 bytes.
     pub fn start(
         core: &Core,
         channel: BdevChannel,
         oracle: &Rc<RefCell<Oracle>>,
         config: WorkloadConfig,
-    ) -> Workload {
+    ) -> SimWorkload {
         assert_eq!(channel.block_size() as usize, BLOCK_BYTES);
         let state = WorkloadState {
             config,
@@ -101,7 +101,7 @@ impl Workload {
             in_flight: 0,
             core: core.clone(),
         };
-        let workload = Workload(Rc::new(RefCell::new(state)));
+        let workload = SimWorkload(Rc::new(RefCell::new(state)));
         let poller = WorkloadPoller {
             shared: workload.clone(),
             oracle: oracle.clone(),

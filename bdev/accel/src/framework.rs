@@ -5,7 +5,9 @@ use std::sync::Arc;
 use ioat::{IoatAddress, IoatOpenError};
 
 use crate::engine::AccelInner;
-use crate::{AccelChannel, AccelOp, AccelQueue, CryptoKeys, Engine, Injection, IoatChannelInfo, OpStats};
+use crate::{
+    AccelChannel, AccelOp, AccelOpStats, AccelQueue, CryptoKeys, Engine, Injection, IoatChannelInfo,
+};
 
 /// The framework of a program: engines, keys, faults and statistics. Clones are the same.
 #[derive(Clone, Default)]
@@ -68,8 +70,8 @@ impl Accel {
     }
 
     /// The statistics of all cores together, by [`AccelOp::index`].
-    pub fn stats(&self) -> [OpStats; AccelOp::COUNT] {
-        let mut total = [OpStats::default(); AccelOp::COUNT];
+    pub fn stats(&self) -> [AccelOpStats; AccelOp::COUNT] {
+        let mut total = [AccelOpStats::default(); AccelOp::COUNT];
         for (_, counts) in self.core_stats() {
             total.iter_mut().zip(counts).for_each(|(total, counts)| total.add(counts));
         }
@@ -77,7 +79,7 @@ impl Accel {
     }
 
     /// The statistics of each core that has had a channel, by its index.
-    pub fn core_stats(&self) -> Vec<(usize, [OpStats; AccelOp::COUNT])> {
+    pub fn core_stats(&self) -> Vec<(usize, [AccelOpStats; AccelOp::COUNT])> {
         sync::lock(&self.0.cores).iter().map(|(core, counts)| (*core, counts.read())).collect()
     }
 }

@@ -47,5 +47,5 @@ pub use keys::CryptoKeys;
 pub use op::AccelOp;
 pub use queue::{AccelQueue, KnownRegion};
 pub use rpc::{AccelModule, NewCryptoKey, PreparedKey};
-pub use stats::OpStats;
+pub use stats::AccelOpStats;
 pub use xts::{XTS_BLOCK_BYTES, XtsKey};

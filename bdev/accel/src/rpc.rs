@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use control::json::{Map, Value, json};
 use control::{DecodeLog, Keyring, Method, Module, Parameters, RpcError};
 
-use crate::{Accel, AccelOp, Engine, InjectType, Injection, OpStats};
+use crate::{Accel, AccelOp, AccelOpStats, Engine, InjectType, Injection};
 
 mod engines;
 mod keys;
@@ -140,9 +140,9 @@ control::parameters! {
 }
 
 fn stats(module: &AccelModule, params: GetStats) -> Result<Value, RpcError> {
-    let operations = |counts: [OpStats; AccelOp::COUNT]| {
+    let operations = |counts: [AccelOpStats; AccelOp::COUNT]| {
         let counted = AccelOp::ALL.into_iter().zip(counts).filter(|(_, counts)| !counts.is_empty());
-        let operation = |(op, counts): (AccelOp, OpStats)| {
+        let operation = |(op, counts): (AccelOp, AccelOpStats)| {
             json!({ "opcode": op.name(), "module_name": module.accel.engine(op).map(Engine::name),
                 "executed": counts.executed, "failed": counts.failed, "num_bytes": counts.bytes })
         };

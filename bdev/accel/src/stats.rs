@@ -6,7 +6,7 @@ use crate::AccelOp;
 
 /// Counts of one operation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct OpStats {
+pub struct AccelOpStats {
     /// Operations that succeeded.
     pub executed: u64,
     /// Operations that failed.
@@ -15,8 +15,8 @@ pub struct OpStats {
     pub bytes: u64,
 }
 
-impl OpStats {
-    pub(crate) fn add(&mut self, other: OpStats) {
+impl AccelOpStats {
+    pub(crate) fn add(&mut self, other: AccelOpStats) {
         self.executed += other.executed;
         self.failed += other.failed;
         self.bytes += other.bytes;
@@ -24,7 +24,7 @@ impl OpStats {
 
     /// Whether nothing was counted.
     pub fn is_empty(&self) -> bool {
-        *self == OpStats::default()
+        *self == AccelOpStats::default()
     }
 }
 
@@ -56,11 +56,11 @@ impl CoreCounts {
         add(&self.0[op.index()].failed, 1);
     }
 
-    pub(crate) fn read(&self) -> [OpStats; AccelOp::COUNT] {
+    pub(crate) fn read(&self) -> [AccelOpStats; AccelOp::COUNT] {
         let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
         std::array::from_fn(|index| {
             let counts = &self.0[index];
-            OpStats {
+            AccelOpStats {
                 executed: read(&counts.executed),
                 failed: read(&counts.failed),
                 bytes: read(&counts.bytes),

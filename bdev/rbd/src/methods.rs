@@ -10,7 +10,7 @@ use bdev::rpc::{BdevModule, STILL_OPEN};
 use bdev::{BlockDevice, Closing, InfoValue, Registry, Uuid};
 use control::json::{Map, Value, json};
 use control::{ByName, CallRecorder, Method, Module, Parameters, RpcError};
-use rbd::{Cluster, ClusterOptions, Image, ImageClosed, ImageName, RbdError};
+use rbd::{ClusterOptions, Image, ImageClosed, ImageName, RadosCluster, RbdError};
 use reactor::blocking;
 
 use crate::device::{self, PRODUCT_NAME, RbdBdev, RbdConfig};
@@ -31,7 +31,7 @@ pub struct RbdModule {
 
 /// A connection that bdevs share.
 struct RegisteredCluster {
-    cluster: Cluster,
+    cluster: RadosCluster,
     params: RegisterCluster,
 }
 
@@ -220,7 +220,7 @@ fn prepare_create(module: &RbdModule, params: RbdCreate) -> Result<PreparedCreat
                 options: params.config.as_ref().map(CephOptions::pairs),
                 ..ClusterOptions::default()
             };
-            Cluster::connect(&options).map_err(|error| failed(&error))?
+            RadosCluster::connect(&options).map_err(|error| failed(&error))?
         }
     };
     let name = ImageName {
@@ -260,7 +260,7 @@ fn create(module: &RbdModule, prepared: PreparedCreate) -> Result<String, RpcErr
 }
 
 impl RbdModule {
-    fn cluster(&self, name: &str) -> Result<Cluster, RpcError> {
+    fn cluster(&self, name: &str) -> Result<RadosCluster, RpcError> {
         let clusters = sync::lock(&self.clusters);
         Ok(clusters.get(name).ok_or_else(|| no_cluster(name))?.cluster.clone())
     }
@@ -374,7 +374,7 @@ control::parameters! {
 fn prepare_register(
     module: &RbdModule,
     params: RegisterCluster,
-) -> Result<(RegisterCluster, Cluster), RpcError> {
+) -> Result<(RegisterCluster, RadosCluster), RpcError> {
     check_unused(module, &params.name)?;
     if params.config_param.is_some() && params.config_file.is_some() {
         return Err(RpcError::invalid_params("config_param and config_file are exclusive"));
@@ -393,7 +393,7 @@ fn prepare_register(
         key_file: params.key_file.clone(),
         cpus,
     };
-    let cluster = Cluster::connect(&options).map_err(|error| failed(&error))?;
+    let cluster = RadosCluster::connect(&options).map_err(|error| failed(&error))?;
     Ok((params, cluster))
 }
 
@@ -404,7 +404,10 @@ fn check_unused(module: &RbdModule, name: &str) -> Result<(), RpcError> {
     Ok(())
 }
 
-fn register(module: &RbdModule, (params, cluster): (RegisterCluster, Cluster)) -> Result<String, RpcError> {
+fn register(
+    module: &RbdModule,
+    (params, cluster): (RegisterCluster, RadosCluster),
+) -> Result<String, RpcError> {
     check_unused(module, &params.name)?;
     let name = params.name.clone();
     module.registered.record(&name, "bdev_rbd_register_cluster", &params);
@@ -412,7 +415,7 @@ fn register(module: &RbdModule, (params, cluster): (RegisterCluster, Cluster)) -
     Ok(name)
 }
 
-fn unregister(module: &RbdModule, params: ByName) -> Result<Cluster, RpcError> {
+fn unregister(module: &RbdModule, params: ByName) -> Result<RadosCluster, RpcError> {
     let is_on = |device: &Arc<BlockDevice>| {
         device.module::<RbdBdev>().and_then(RbdBdev::cluster_name) == Some(&params.name)
     };
@@ -427,7 +430,7 @@ fn unregister(module: &RbdModule, params: ByName) -> Result<Cluster, RpcError> {
 }
 
 /// Shuts the connection down, which waits for its threads.
-fn disconnect(_: &RbdModule, cluster: Cluster) -> Result<bool, RpcError> {
+fn disconnect(_: &RbdModule, cluster: RadosCluster) -> Result<bool, RpcError> {
     drop(cluster);
     Ok(true)
 }

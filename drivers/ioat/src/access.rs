@@ -28,7 +28,7 @@ pub enum IoatOpenError {
         /// The function.
         address: IoatAddress,
         /// What the client says.
-        error: ::vfio_user::ClientError,
+        error: ::vfio_user::VfioUserError,
     },
     /// BAR 0 has no space for the registers.
     #[error("{address}: BAR 0 has {bytes} bytes, and the registers need {}", registers::REGISTERS_BYTES)]

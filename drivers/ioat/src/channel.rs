@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use wire_ioat::{
-    ChannelErrors, ChannelState, ChannelStatus, DESCRIPTOR_BYTES, Descriptor, DescriptorOp, registers,
+    ChannelErrors, ChannelState, ChannelStatus, DESCRIPTOR_BYTES, DescriptorOp, IoatDescriptor, registers,
 };
 
 use crate::{IoatCompletion, IoatDevice, IoatError, IoatFailure, IoatOp, IoatRequest};
@@ -231,7 +231,7 @@ impl<D: IoatDevice, T> IoatChannel<D, T> {
 
     fn push(&mut self, op: DescriptorOp, reports: bool) {
         let next = self.address(self.head.wrapping_add(1));
-        let words = Descriptor { op, reports, next }.encode();
+        let words = IoatDescriptor { op, reports, next }.encode();
         self.device.write_descriptor(self.head & self.mask, &words);
         self.head = self.head.wrapping_add(1);
     }

@@ -16,7 +16,7 @@ use wire_vfio_user::{
     irq_set, region_flags,
 };
 
-use crate::ClientError;
+use crate::VfioUserError;
 use crate::connection::{ClientConnection, DESCRIPTORS_MAX};
 
 /// Name of the socket in a device's directory, as in SPDK.
@@ -90,19 +90,19 @@ impl VfioUserClient {
     ///
     /// # Errors
     /// No server listens there, it is busy with another client, does not serve a PCI device, or times out.
-    pub fn connect(path: &Path, config: &ClientConfig) -> Result<VfioUserClient, ClientError> {
+    pub fn connect(path: &Path, config: &ClientConfig) -> Result<VfioUserClient, VfioUserError> {
         let socket = if path.is_dir() { path.join(SOCKET) } else { path.to_owned() };
-        let stream = open(&socket).map_err(|error| ClientError::Connect(socket, error))?;
+        let stream = open(&socket).map_err(|error| VfioUserError::Connect(socket, error))?;
         let mut connection = ClientConnection::new(stream, config.timeout, config.prompt)?;
         let capabilities = negotiate(&mut connection)?;
         let info = DeviceInfo { argsz: DeviceInfo::SIZE as u32, ..DeviceInfo::default() };
         let command = VfioUserCommand::DeviceGetInfo;
         let response = connection.call(command, &[&info.to_bytes()], &[])?;
         let info = DeviceInfo::decode(&response.payload)
-            .map_err(|error| ClientError::InvalidReply(command, error))?;
+            .map_err(|error| VfioUserError::InvalidReply(command, error))?;
         if info.flags & device_flags::PCI == 0 || info.regions <= crate::CONFIG || info.regions > REGIONS_MAX
         {
-            return Err(ClientError::ProtocolViolation(command, "the device is not a PCI device"));
+            return Err(VfioUserError::ProtocolViolation(command, "the device is not a PCI device"));
         }
         let regions = (0..info.regions).map(|index| query_region(&mut connection, index));
         let regions = regions.collect::<Result<_, _>>()?;
@@ -150,7 +150,7 @@ impl VfioUserClient {
     /// # Errors
     /// The range is not in the region, or the server rejects the access; a device may reject sizes and
     /// alignments.
-    pub fn region_read(&self, region: u32, offset: u64, out: &mut [u8]) -> Result<(), ClientError> {
+    pub fn region_read(&self, region: u32, offset: u64, out: &mut [u8]) -> Result<(), VfioUserError> {
         self.check_range(region, offset, out.len() as u64)?;
         let step = self.capabilities.max_data_xfer_size.clamp(8, DATA_BYTES_DEFAULT) as usize;
         for (index, part) in out.chunks_mut(step).enumerate() {
@@ -159,10 +159,10 @@ impl VfioUserClient {
             let command = VfioUserCommand::RegionRead;
             let response = self.connection().call(command, &[&access.to_bytes()], &[])?;
             let echo = RegionAccess::decode(&response.payload);
-            let echo = echo.map_err(|error| ClientError::InvalidReply(command, error))?;
+            let echo = echo.map_err(|error| VfioUserError::InvalidReply(command, error))?;
             let data = &response.payload[RegionAccess::SIZE..];
             if echo.count != access.count || data.len() != part.len() {
-                return Err(ClientError::ProtocolViolation(command, "the length differs from the request"));
+                return Err(VfioUserError::ProtocolViolation(command, "the length differs from the request"));
             }
             part.copy_from_slice(data);
         }
@@ -173,7 +173,7 @@ impl VfioUserClient {
     ///
     /// # Errors
     /// As [`region_read`](Self::region_read).
-    pub fn region_write(&self, region: u32, offset: u64, data: &[u8]) -> Result<(), ClientError> {
+    pub fn region_write(&self, region: u32, offset: u64, data: &[u8]) -> Result<(), VfioUserError> {
         self.check_range(region, offset, data.len() as u64)?;
         let step = self.capabilities.max_data_xfer_size.clamp(8, DATA_BYTES_DEFAULT) as usize;
         for (index, part) in data.chunks(step).enumerate() {
@@ -188,7 +188,7 @@ impl VfioUserClient {
     ///
     /// # Errors
     /// As [`region_read`](Self::region_read).
-    pub fn read_u32(&self, region: u32, offset: u64) -> Result<u32, ClientError> {
+    pub fn read_u32(&self, region: u32, offset: u64) -> Result<u32, VfioUserError> {
         let mut bytes = [0; 4];
         self.region_read(region, offset, &mut bytes)?;
         Ok(u32::from_le_bytes(bytes))
@@ -198,7 +198,7 @@ impl VfioUserClient {
     ///
     /// # Errors
     /// As [`region_read`](Self::region_read).
-    pub fn read_u64(&self, region: u32, offset: u64) -> Result<u64, ClientError> {
+    pub fn read_u64(&self, region: u32, offset: u64) -> Result<u64, VfioUserError> {
         let mut bytes = [0; 8];
         self.region_read(region, offset, &mut bytes)?;
         Ok(u64::from_le_bytes(bytes))
@@ -208,7 +208,7 @@ impl VfioUserClient {
     ///
     /// # Errors
     /// As [`region_read`](Self::region_read).
-    pub fn write_u32(&self, region: u32, offset: u64, value: u32) -> Result<(), ClientError> {
+    pub fn write_u32(&self, region: u32, offset: u64, value: u32) -> Result<(), VfioUserError> {
         self.region_write(region, offset, &value.to_le_bytes())
     }
 
@@ -216,7 +216,7 @@ impl VfioUserClient {
     ///
     /// # Errors
     /// As [`region_read`](Self::region_read).
-    pub fn write_u64(&self, region: u32, offset: u64, value: u64) -> Result<(), ClientError> {
+    pub fn write_u64(&self, region: u32, offset: u64, value: u64) -> Result<(), VfioUserError> {
         self.region_write(region, offset, &value.to_le_bytes())
     }
 
@@ -225,9 +225,9 @@ impl VfioUserClient {
     ///
     /// # Errors
     /// The part is not in a mappable area, or mmap fails.
-    pub fn map_region(&self, region: u32, offset: u64, bytes: u64) -> Result<SharedRegion, ClientError> {
+    pub fn map_region(&self, region: u32, offset: u64, bytes: u64) -> Result<SharedRegion, VfioUserError> {
         self.check_range(region, offset, bytes)?;
-        let not_mappable = || ClientError::NotMappable { region, offset, bytes };
+        let not_mappable = || VfioUserError::NotMappable { region, offset, bytes };
         let found = self.regions.get(region as usize).ok_or_else(not_mappable)?;
         let covers = |area: &SparseArea| {
             let end = area.offset.saturating_add(area.size);
@@ -243,8 +243,8 @@ impl VfioUserClient {
     ///
     /// # Errors
     /// The arena's memory is private to this process, or the server rejects the mapping.
-    pub fn dma_map(&self, chunk: &ChunkMemory) -> Result<u64, ClientError> {
-        let file = chunk.file.as_ref().ok_or(ClientError::PrivateMemory)?;
+    pub fn dma_map(&self, chunk: &ChunkMemory) -> Result<u64, VfioUserError> {
+        let file = chunk.file.as_ref().ok_or(VfioUserError::PrivateMemory)?;
         let address = chunk.start.addr() as u64;
         self.dma_map_file(address, file.as_fd(), 0, chunk.bytes as u64, true)?;
         Ok(address)
@@ -262,7 +262,7 @@ impl VfioUserClient {
         offset: u64,
         bytes: u64,
         writable: bool,
-    ) -> Result<(), ClientError> {
+    ) -> Result<(), VfioUserError> {
         let map = DmaMap::new(address, bytes, offset, writable);
         self.connection().call(VfioUserCommand::DmaMap, &[&map.to_bytes()], &[file])?;
         Ok(())
@@ -272,7 +272,7 @@ impl VfioUserClient {
     ///
     /// # Errors
     /// No mapping has exactly this address and size.
-    pub fn dma_unmap(&self, address: u64, bytes: u64) -> Result<(), ClientError> {
+    pub fn dma_unmap(&self, address: u64, bytes: u64) -> Result<(), VfioUserError> {
         self.connection().call(
             VfioUserCommand::DmaUnmap,
             &[&DmaUnmap::new(address, bytes).to_bytes()],
@@ -285,10 +285,10 @@ impl VfioUserClient {
     ///
     /// # Errors
     /// The device has fewer vectors, or the server rejects the request.
-    pub fn set_interrupts(&self, eventfds: &[BorrowedFd<'_>]) -> Result<(), ClientError> {
+    pub fn set_interrupts(&self, eventfds: &[BorrowedFd<'_>]) -> Result<(), VfioUserError> {
         let requested = u32::try_from(eventfds.len()).unwrap_or(u32::MAX);
         if requested > self.msix_vectors {
-            return Err(ClientError::Interrupts { have: self.msix_vectors, want: requested });
+            return Err(VfioUserError::Interrupts { have: self.msix_vectors, want: requested });
         }
         let set = |flags, start, count| SetIrqs {
             argsz: SetIrqs::SIZE as u32,
@@ -314,18 +314,18 @@ impl VfioUserClient {
     ///
     /// # Errors
     /// The device does not support reset, the server fails it, or it times out.
-    pub fn reset(&self) -> Result<(), ClientError> {
+    pub fn reset(&self) -> Result<(), VfioUserError> {
         if !self.supports_reset {
-            return Err(ClientError::ResetUnsupported);
+            return Err(VfioUserError::ResetUnsupported);
         }
         self.connection().call(VfioUserCommand::DeviceReset, &[], &[])?;
         Ok(())
     }
 
-    fn check_range(&self, region: u32, offset: u64, bytes: u64) -> Result<(), ClientError> {
+    fn check_range(&self, region: u32, offset: u64, bytes: u64) -> Result<(), VfioUserError> {
         let size = self.regions.get(region as usize).map_or(0, |region| region.size);
         if bytes == 0 || offset.checked_add(bytes).is_none_or(|end| end > size) {
-            return Err(ClientError::OutOfRange { region, offset, bytes, size });
+            return Err(VfioUserError::OutOfRange { region, offset, bytes, size });
         }
         Ok(())
     }
@@ -348,7 +348,7 @@ impl fmt::Debug for VfioUserClient {
     }
 }
 
-fn negotiate(connection: &mut ClientConnection) -> Result<ProtocolCapabilities, ClientError> {
+fn negotiate(connection: &mut ClientConnection) -> Result<ProtocolCapabilities, VfioUserError> {
     let command = VfioUserCommand::Version;
     let capabilities =
         ProtocolCapabilities { max_msg_fds: DESCRIPTORS_MAX as u32, ..ProtocolCapabilities::default() };
@@ -356,20 +356,20 @@ fn negotiate(connection: &mut ClientConnection) -> Result<ProtocolCapabilities, 
         VersionMessage { major: VersionMessage::MAJOR, minor: VersionMessage::MINOR, capabilities };
     let response = connection.call(command, &[&proposed.to_bytes()], &[])?;
     let server_version = VersionMessage::decode(&response.payload)
-        .map_err(|error| ClientError::InvalidReply(command, error))?;
+        .map_err(|error| VfioUserError::InvalidReply(command, error))?;
     if server_version.major != VersionMessage::MAJOR || server_version.minor > VersionMessage::MINOR {
-        return Err(ClientError::Version(server_version.major, server_version.minor));
+        return Err(VfioUserError::Version(server_version.major, server_version.minor));
     }
     let max_msg_fds = server_version.capabilities.max_msg_fds.clamp(1, SERVER_DESCRIPTORS_MAX);
     Ok(ProtocolCapabilities { max_msg_fds, ..server_version.capabilities })
 }
 
-fn query_region(connection: &mut ClientConnection, index: u32) -> Result<DeviceRegion, ClientError> {
+fn query_region(connection: &mut ClientConnection, index: u32) -> Result<DeviceRegion, VfioUserError> {
     let command = VfioUserCommand::DeviceGetRegionInfo;
     let info = RegionInfo { argsz: REGION_REPLY_BYTES, index, ..RegionInfo::default() };
     let response = connection.call(command, &[&info.to_bytes()], &[])?;
-    let reply =
-        RegionReply::decode(&response.payload).map_err(|error| ClientError::InvalidReply(command, error))?;
+    let reply = RegionReply::decode(&response.payload)
+        .map_err(|error| VfioUserError::InvalidReply(command, error))?;
     let RegionInfo { flags, size, offset, .. } = reply.info;
     let mappable = flags & region_flags::MMAP != 0;
     let areas = match (mappable, reply.areas.is_empty()) {
@@ -388,11 +388,11 @@ fn query_region(connection: &mut ClientConnection, index: u32) -> Result<DeviceR
     })
 }
 
-fn query_msix_vectors(connection: &mut ClientConnection) -> Result<u32, ClientError> {
+fn query_msix_vectors(connection: &mut ClientConnection) -> Result<u32, VfioUserError> {
     let command = VfioUserCommand::DeviceGetIrqInfo;
     let info = IrqInfo { argsz: IrqInfo::SIZE as u32, index: irq::MSIX, ..IrqInfo::default() };
     let response = connection.call(command, &[&info.to_bytes()], &[])?;
     let info =
-        IrqInfo::decode(&response.payload).map_err(|error| ClientError::InvalidReply(command, error))?;
+        IrqInfo::decode(&response.payload).map_err(|error| VfioUserError::InvalidReply(command, error))?;
     Ok(info.count)
 }

@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use sockets::{ReceivedDescriptors, Wait};
 use wire_vfio_user::{Header, MessageType, VfioUserCommand};
 
-use crate::ClientError;
+use crate::VfioUserError;
 
 /// Most descriptors in a request or reply.
 pub(crate) const DESCRIPTORS_MAX: usize = 16;
@@ -48,7 +48,7 @@ impl ClientConnection {
         stream: UnixStream,
         timeout: Duration,
         prompt: Duration,
-    ) -> Result<ClientConnection, ClientError> {
+    ) -> Result<ClientConnection, VfioUserError> {
         let refilled = Instant::now();
         Ok(ClientConnection { stream, timeout, prompt, budget: timeout, refilled, next_id: 1, broken: false })
     }
@@ -74,9 +74,9 @@ impl ClientConnection {
         command: VfioUserCommand,
         payload: &[&[u8]],
         descriptors: &[BorrowedFd<'_>],
-    ) -> Result<ClientReply, ClientError> {
+    ) -> Result<ClientReply, VfioUserError> {
         if self.broken {
-            return Err(ClientError::Disconnected);
+            return Err(VfioUserError::Disconnected);
         }
         let begun = Instant::now();
         let refill = (begun - self.refilled) / BUDGET_REFILL;
@@ -97,7 +97,7 @@ impl ClientConnection {
             match reply.kind {
                 MessageType::Reply if reply.id == id => break (reply, response),
                 MessageType::Reply => {
-                    return Err(ClientError::ProtocolViolation(
+                    return Err(VfioUserError::ProtocolViolation(
                         command,
                         "the message ID belongs to another request",
                     ));
@@ -114,10 +114,10 @@ impl ClientConnection {
         self.budget = self.budget.saturating_sub(begun.elapsed().saturating_sub(self.prompt));
         if reply.failed {
             let errno = i32::try_from(reply.errno).ok().filter(|errno| *errno > 0);
-            return Err(ClientError::Refused(command, errno.unwrap_or(Errno::IO.raw_os_error())));
+            return Err(VfioUserError::Refused(command, errno.unwrap_or(Errno::IO.raw_os_error())));
         }
         if reply.command != command.to_wire() {
-            return Err(ClientError::ProtocolViolation(command, "the command differs from the request"));
+            return Err(VfioUserError::ProtocolViolation(command, "the command differs from the request"));
         }
         Ok(response)
     }
@@ -128,13 +128,13 @@ impl ClientConnection {
         message: &[u8],
         descriptors: &[BorrowedFd<'_>],
         deadline: Instant,
-    ) -> Result<(), ClientError> {
+    ) -> Result<(), VfioUserError> {
         let mut descriptors = descriptors;
         let mut sent = 0;
         while sent < message.len() {
             self.stream
                 .set_write_timeout(Some(self.remaining(command, deadline)?))
-                .map_err(ClientError::Socket)?;
+                .map_err(VfioUserError::Socket)?;
             let part = [IoSlice::new(&message[sent..])];
             match sockets::send_with_descriptors(&self.stream, &part, descriptors, Wait::Yes) {
                 Ok(count) => {
@@ -152,13 +152,13 @@ impl ClientConnection {
         &self,
         command: VfioUserCommand,
         deadline: Instant,
-    ) -> Result<(Header, ClientReply), ClientError> {
+    ) -> Result<(Header, ClientReply), VfioUserError> {
         let mut descriptors = ReceivedDescriptors::new(DESCRIPTORS_MAX);
         let mut bytes = [0; Header::SIZE];
         self.receive_exact(command, &mut bytes, &mut descriptors, deadline)?;
-        let header = Header::decode(&bytes).map_err(|error| ClientError::InvalidReply(command, error))?;
+        let header = Header::decode(&bytes).map_err(|error| VfioUserError::InvalidReply(command, error))?;
         if header.payload_bytes() > REPLY_BYTES_MAX {
-            return Err(ClientError::ProtocolViolation(command, "the message is too long"));
+            return Err(VfioUserError::ProtocolViolation(command, "the message is too long"));
         }
         let mut payload = vec![0; header.payload_bytes()];
         self.receive_exact(command, &mut payload, &mut descriptors, deadline)?;
@@ -171,18 +171,18 @@ impl ClientConnection {
         into: &mut [u8],
         descriptors: &mut ReceivedDescriptors,
         deadline: Instant,
-    ) -> Result<(), ClientError> {
+    ) -> Result<(), VfioUserError> {
         let mut filled = 0;
         while filled < into.len() {
             self.stream
                 .set_read_timeout(Some(self.remaining(command, deadline)?))
-                .map_err(ClientError::Socket)?;
+                .map_err(VfioUserError::Socket)?;
             let mut part = [IoSliceMut::new(&mut into[filled..])];
             match sockets::receive_with_descriptors(&self.stream, &mut part, descriptors, Wait::Yes) {
-                Ok(0) => return Err(ClientError::Disconnected),
+                Ok(0) => return Err(VfioUserError::Disconnected),
                 Ok(count) => filled += count,
                 Err(error) if error.kind() == ErrorKind::QuotaExceeded => {
-                    return Err(ClientError::ProtocolViolation(
+                    return Err(VfioUserError::ProtocolViolation(
                         command,
                         "the message has too many descriptors",
                     ));
@@ -194,20 +194,20 @@ impl ClientConnection {
     }
 
     /// The time until the deadline, never zero: a socket timeout of zero means no timeout.
-    fn remaining(&self, command: VfioUserCommand, deadline: Instant) -> Result<Duration, ClientError> {
+    fn remaining(&self, command: VfioUserCommand, deadline: Instant) -> Result<Duration, VfioUserError> {
         let remaining = deadline.saturating_duration_since(Instant::now());
         if remaining < Duration::from_micros(1) {
-            return Err(ClientError::Timeout(command, self.timeout));
+            return Err(VfioUserError::Timeout(command, self.timeout));
         }
         Ok(remaining)
     }
 
-    fn check_error(&self, command: VfioUserCommand, error: io::Error) -> Result<(), ClientError> {
+    fn check_error(&self, command: VfioUserCommand, error: io::Error) -> Result<(), VfioUserError> {
         match error.kind() {
             ErrorKind::Interrupted => Ok(()),
-            ErrorKind::WouldBlock => Err(ClientError::Timeout(command, self.timeout)),
-            ErrorKind::BrokenPipe | ErrorKind::ConnectionReset => Err(ClientError::Disconnected),
-            _ => Err(ClientError::Socket(error)),
+            ErrorKind::WouldBlock => Err(VfioUserError::Timeout(command, self.timeout)),
+            ErrorKind::BrokenPipe | ErrorKind::ConnectionReset => Err(VfioUserError::Disconnected),
+            _ => Err(VfioUserError::Socket(error)),
         }
     }
 }

@@ -8,7 +8,7 @@ use wire_vfio_user::{DecodeError, VfioUserCommand};
 
 /// Why a connection or a request failed.
 #[derive(Debug, thiserror::Error)]
-pub enum ClientError {
+pub enum VfioUserError {
     /// No server listens at the path.
     #[error("cannot connect to {0}: {1}; is the server running, and does it listen there?")]
     Connect(PathBuf, std::io::Error),

@@ -12,7 +12,7 @@
 //! println!("{client}: version {:#x}", client.read_u32(vfio_user::BAR0, 8)?);
 //! let doorbells = client.map_region(vfio_user::BAR0, 0x1000, 0x1000)?;
 //! doorbells.store_u32(0, 1);
-//! # Ok::<(), vfio_user::ClientError>(())
+//! # Ok::<(), vfio_user::VfioUserError>(())
 //! ```
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
@@ -24,7 +24,7 @@ mod error;
 mod tests;
 
 pub use client::{ClientConfig, DeviceRegion, VfioUserClient};
-pub use error::ClientError;
+pub use error::VfioUserError;
 
 /// Index of the region of BAR0, the first base address register.
 pub const BAR0: u32 = wire_vfio_user::region::BAR0;

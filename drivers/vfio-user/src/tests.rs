@@ -12,7 +12,7 @@ use wire_vfio_user::{
     VfioUserCommand, device_flags, region_flags,
 };
 
-use crate::{BAR0, ClientConfig, ClientError, VfioUserClient};
+use crate::{BAR0, ClientConfig, VfioUserClient, VfioUserError};
 
 /// A scripted server thread and its socket, which is removed on drop.
 struct ScriptedServer {
@@ -104,16 +104,16 @@ fn registers_are_accessed_by_message() {
     assert_eq!(client.read_u32(BAR0, 0x1c).unwrap(), 7);
     client.write_u64(BAR0, 0x28, 0x1234_5678_9abc_def0).unwrap();
     let rejected = client.dma_unmap(0, 4096);
-    assert!(matches!(rejected, Err(ClientError::Refused(VfioUserCommand::DmaUnmap, 17))), "{rejected:?}");
+    assert!(matches!(rejected, Err(VfioUserError::Refused(VfioUserCommand::DmaUnmap, 17))), "{rejected:?}");
     // Invalid arguments fail without a message.
-    assert!(matches!(client.read_u32(BAR0, 0x1ffd), Err(ClientError::OutOfRange { size: 0x2000, .. })));
-    assert!(matches!(client.map_region(BAR0, 0x1000, 0x1000), Err(ClientError::NotMappable { .. })));
+    assert!(matches!(client.read_u32(BAR0, 0x1ffd), Err(VfioUserError::OutOfRange { size: 0x2000, .. })));
+    assert!(matches!(client.map_region(BAR0, 0x1000, 0x1000), Err(VfioUserError::NotMappable { .. })));
     let unsupported = client.reset().unwrap_err();
-    assert!(matches!(unsupported, ClientError::ResetUnsupported), "{unsupported}");
+    assert!(matches!(unsupported, VfioUserError::ResetUnsupported), "{unsupported}");
     assert_eq!(unsupported.to_string(), "the device does not support reset");
     let stdin = std::io::stdin();
     let four = [stdin.as_fd(); 4];
-    assert!(matches!(client.set_interrupts(&four), Err(ClientError::Interrupts { have: 3, want: 4 })));
+    assert!(matches!(client.set_interrupts(&four), Err(VfioUserError::Interrupts { have: 3, want: 4 })));
 }
 
 #[test]
@@ -139,9 +139,9 @@ fn timeout_invalidates_the_connection() {
     });
     let client = VfioUserClient::connect(&server.path, &short_timeout()).unwrap();
     assert!(client.is_present());
-    assert!(matches!(client.read_u32(BAR0, 0), Err(ClientError::Timeout(VfioUserCommand::RegionRead, _))));
+    assert!(matches!(client.read_u32(BAR0, 0), Err(VfioUserError::Timeout(VfioUserCommand::RegionRead, _))));
     // A late reply could be mistaken for the reply to the next request.
-    assert!(matches!(client.read_u32(BAR0, 0), Err(ClientError::Disconnected)));
+    assert!(matches!(client.read_u32(BAR0, 0), Err(VfioUserError::Disconnected)));
     assert!(!client.is_present());
 }
 
@@ -167,7 +167,7 @@ fn a_server_that_answers_each_request_late_uses_up_its_time() {
     let results: Vec<_> = (0..5).map(|_| client.read_u32(BAR0, 0)).collect();
     let late = results.iter().position(Result::is_err).expect("five replies take 500 ms of 300");
     assert!(
-        matches!(results[late], Err(ClientError::Timeout(VfioUserCommand::RegionRead, _))),
+        matches!(results[late], Err(VfioUserError::Timeout(VfioUserCommand::RegionRead, _))),
         "{results:?}"
     );
 }
@@ -187,7 +187,7 @@ fn a_server_that_accepts_no_client_is_not_waited_for() {
     };
     assert_eq!(refused.kind(), std::io::ErrorKind::WouldBlock);
     let connected = VfioUserClient::connect(&directory, &short_timeout());
-    assert!(matches!(connected, Err(ClientError::Connect(..))));
+    assert!(matches!(connected, Err(VfioUserError::Connect(..))));
     std::fs::remove_file(&directory).unwrap();
 }
 
@@ -195,11 +195,11 @@ fn a_server_that_accepts_no_client_is_not_waited_for() {
 fn server_exit_is_detected() {
     let server = serve("gone", accept_client);
     let client = VfioUserClient::connect(&server.path, &short_timeout()).unwrap();
-    assert!(matches!(client.read_u32(BAR0, 0), Err(ClientError::Disconnected)));
+    assert!(matches!(client.read_u32(BAR0, 0), Err(VfioUserError::Disconnected)));
     assert!(!client.is_present());
     assert!(matches!(
         VfioUserClient::connect("/nonexistent/dir".as_ref(), &short_timeout()),
-        Err(ClientError::Connect(..))
+        Err(VfioUserError::Connect(..))
     ));
 }
 
@@ -226,8 +226,8 @@ fn invalid_replies_are_errors() {
         let error = client.read_u32(BAR0, 0).unwrap_err();
         let expected = matches!(
             error,
-            ClientError::ProtocolViolation(VfioUserCommand::RegionRead, _)
-                | ClientError::InvalidReply(VfioUserCommand::RegionRead, _)
+            VfioUserError::ProtocolViolation(VfioUserCommand::RegionRead, _)
+                | VfioUserError::InvalidReply(VfioUserCommand::RegionRead, _)
         );
         assert!(expected, "{name}: {error}");
         drop(client);

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use io_uring::types::{Fd, SubmitArgs, Timespec};
 use io_uring::{IoUring, cqueue, opcode, squeue};
-use wire_ublk::{ControlCommand, ControlRequest, DeviceInfo, Features, Parameters};
+use wire_ublk::{ControlCommand, ControlRequest, DeviceInfo, Features, UblkParameters};
 
 /// Entries of the ring: one command at a time, and those that were given up and have not completed.
 const RING_ENTRIES: u32 = 8;
@@ -109,7 +109,7 @@ impl UblkControl {
     pub fn set_parameters(
         &mut self,
         device: UblkDevice,
-        parameters: &Parameters,
+        parameters: &UblkParameters,
         timeout: Duration,
     ) -> io::Result<()> {
         let mut bytes = parameters.to_bytes();
@@ -117,12 +117,12 @@ impl UblkControl {
     }
 
     /// The parameters of a device.
-    pub fn parameters(&mut self, device: UblkDevice, timeout: Duration) -> io::Result<Parameters> {
+    pub fn parameters(&mut self, device: UblkDevice, timeout: Duration) -> io::Result<UblkParameters> {
         // The driver takes the length that it may write from the structure itself.
-        let mut bytes = [0; Parameters::SIZE];
-        bytes[..4].copy_from_slice(&(Parameters::SIZE as u32).to_ne_bytes());
+        let mut bytes = [0; UblkParameters::SIZE];
+        bytes[..4].copy_from_slice(&(UblkParameters::SIZE as u32).to_ne_bytes());
         self.run(ControlRequest::GetParameters, device, Arguments::read(&mut bytes, timeout))?;
-        Parameters::decode(&bytes).map_err(|error| io::Error::new(ErrorKind::InvalidData, error))
+        UblkParameters::decode(&bytes).map_err(|error| io::Error::new(ErrorKind::InvalidData, error))
     }
 
     /// Makes the block device appear. Waits until all requests of all queues were fetched, and for the kernel's search

@@ -25,7 +25,7 @@ pub struct ClusterOptions {
 
 /// A connection to a cluster, with threads of its own. Dropped with its last image, and then shut down.
 #[derive(Clone)]
-pub struct Cluster(Arc<ClusterHandle>);
+pub struct RadosCluster(Arc<ClusterHandle>);
 
 pub(crate) struct ClusterHandle {
     pub(crate) functions: &'static Functions,
@@ -39,14 +39,14 @@ unsafe impl Send for ClusterHandle {}
 // SAFETY: as above.
 unsafe impl Sync for ClusterHandle {}
 
-impl Cluster {
+impl RadosCluster {
     /// Connects. Waits for a monitor as long as the cluster's option `client_mount_timeout` says, five
     /// minutes by default.
     ///
     /// # Errors
     /// [`RbdError::Load`] without the libraries; [`RbdError::Call`] for a configuration file that cannot be
     /// read, an unknown option, a user that is refused, or no monitor in time.
-    pub fn connect(options: &ClusterOptions) -> Result<Cluster, RbdError> {
+    pub fn connect(options: &ClusterOptions) -> Result<RadosCluster, RbdError> {
         on_cpus(&options.cpus, || connect(options))?
     }
 
@@ -79,7 +79,7 @@ pub(crate) fn on_cpus<R: Send>(cpus: &[u32], call: impl FnOnce() -> R + Send) ->
 /// Cores that a set of the kernel's interface has.
 const CPUS_MAX: u32 = rustix::thread::CpuSet::MAX_CPU as u32;
 
-fn connect(options: &ClusterOptions) -> Result<Cluster, RbdError> {
+fn connect(options: &ClusterOptions) -> Result<RadosCluster, RbdError> {
     let functions = functions()?;
     // Without one the library would have a user without a name, and look for its key.
     let user = options.user_id.as_deref().unwrap_or("admin");
@@ -103,7 +103,7 @@ fn connect(options: &ClusterOptions) -> Result<Cluster, RbdError> {
     if result < 0 {
         return Err(RbdError::call(result, || format!("cannot connect to Ceph as client.{user}")));
     }
-    Ok(Cluster(Arc::new(handle)))
+    Ok(RadosCluster(Arc::new(handle)))
 }
 
 impl ClusterHandle {
@@ -158,8 +158,8 @@ impl Drop for ClusterHandle {
     }
 }
 
-impl fmt::Debug for Cluster {
+impl fmt::Debug for RadosCluster {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "Cluster(threads on {:?})", self.0.cpus)
+        write!(formatter, "RadosCluster(threads on {:?})", self.0.cpus)
     }
 }

@@ -12,7 +12,7 @@ use std::sync::OnceLock;
     "Ceph's libraries cannot be used ({reason}); install librbd.so.1 and librados.so.2, as with \
      `apt-get install librbd1` or `dnf install librbd1`"
 )]
-pub struct LoadError {
+pub struct LibraryLoadError {
     reason: String,
 }
 
@@ -47,7 +47,7 @@ macro_rules! library {
         }
 
         impl $name {
-            fn load(file: &CStr) -> Result<$name, LoadError> {
+            fn load(file: &CStr) -> Result<$name, LibraryLoadError> {
                 let library = open(file)?;
                 Ok($name {
                     $( $symbol: {
@@ -109,7 +109,7 @@ pub(crate) struct Functions {
 }
 
 /// The libraries, which the first successful call loads.
-pub(crate) fn functions() -> Result<&'static Functions, LoadError> {
+pub(crate) fn functions() -> Result<&'static Functions, LibraryLoadError> {
     static LOADED: OnceLock<Functions> = OnceLock::new();
     if let Some(loaded) = LOADED.get() {
         return Ok(loaded);
@@ -119,29 +119,29 @@ pub(crate) fn functions() -> Result<&'static Functions, LoadError> {
     Ok(LOADED.get_or_init(|| Functions { rados, rbd }))
 }
 
-fn open(file: &CStr) -> Result<Handle, LoadError> {
+fn open(file: &CStr) -> Result<Handle, LibraryLoadError> {
     // SAFETY: the name is a string. The library's initializers are those of a program that links it.
     let library = unsafe { libc::dlopen(file.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
     if library.is_null() { Err(last_error()) } else { Ok(library) }
 }
 
 /// The address of a function; `name` ends with a NUL byte.
-fn symbol(library: Handle, name: &str) -> Result<*mut c_void, LoadError> {
+fn symbol(library: Handle, name: &str) -> Result<*mut c_void, LibraryLoadError> {
     let Ok(name) = CStr::from_bytes_with_nul(name.as_bytes()) else { unreachable!("{name:?} is a symbol") };
     // SAFETY: the library is open, and the name is a string.
     let address = unsafe { libc::dlsym(library, name.as_ptr()) };
     if address.is_null() { Err(last_error()) } else { Ok(address) }
 }
 
-fn last_error() -> LoadError {
+fn last_error() -> LibraryLoadError {
     // SAFETY: it takes nothing; the result is of this thread.
     let error = unsafe { libc::dlerror() };
     if error.is_null() {
-        return LoadError { reason: "unknown error".to_string() };
+        return LibraryLoadError { reason: "unknown error".to_string() };
     }
     // SAFETY: dlerror returns a string, which stays until the thread's next call of this kind.
     let text = unsafe { CStr::from_ptr(error) };
-    LoadError { reason: text.to_string_lossy().into_owned() }
+    LibraryLoadError { reason: text.to_string_lossy().into_owned() }
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::cluster::{ClusterHandle, on_cpus};
 use crate::functions::{Functions, Handle, ImageInfo};
-use crate::{Cluster, RbdError, c_string};
+use crate::{RadosCluster, RbdError, c_string};
 
 /// Names an image of a cluster.
 #[derive(Clone, Copy, Debug)]
@@ -58,7 +58,7 @@ impl Image {
     ///
     /// # Errors
     /// [`RbdError::Call`]: `ENOENT` if there is no such pool or image.
-    pub fn open(cluster: &Cluster, name: ImageName<'_>, is_read_only: bool) -> Result<Image, RbdError> {
+    pub fn open(cluster: &RadosCluster, name: ImageName<'_>, is_read_only: bool) -> Result<Image, RbdError> {
         let cluster = cluster.handle().clone();
         let cpus = cluster.cpus.clone();
         on_cpus(&cpus, || open_image(cluster, name, is_read_only))?

@@ -1,6 +1,6 @@
 //! Images of Ceph's RADOS block device, through librbd and librados.
 //!
-//! The libraries are loaded when the first [`Cluster`] connects, so that a program without Ceph needs
+//! The libraries are loaded when the first [`RadosCluster`] connects, so that a program without Ceph needs
 //! neither. An [`Image`] is opened on a cluster, once in a process, and an [`ImageQueue`] is one core's queue
 //! of operations on it. Operations complete on threads of librados, which send a message to the core's
 //! mailbox: the data never leaves the queue while the library may use it.
@@ -10,8 +10,8 @@
 //!
 //! ```no_run
 //! use std::sync::Arc;
-//! use rbd::{Cluster, ClusterOptions, Image, ImageName, ImageOperation, ImageQueue};
-//! let cluster = Cluster::connect(&ClusterOptions::default())?;
+//! use rbd::{RadosCluster, ClusterOptions, Image, ImageName, ImageOperation, ImageQueue};
+//! let cluster = RadosCluster::connect(&ClusterOptions::default())?;
 //! let name = ImageName { pool: "rbd", namespace: None, image: "disk" };
 //! let image = Arc::new(Image::open(&cluster, name, false)?);
 //! let reactor = reactor::Reactor::new(&reactor::ReactorConfig::default()).expect("a reactor");
@@ -26,8 +26,8 @@ mod functions;
 mod image;
 mod queue;
 
-pub use cluster::{Cluster, ClusterOptions};
-pub use functions::LoadError;
+pub use cluster::{ClusterOptions, RadosCluster};
+pub use functions::LibraryLoadError;
 pub use image::{Image, ImageClosed, ImageName};
 pub use queue::{ImageCompletion, ImageOperation, ImageQueue, QUEUE_DEPTH_MAX, SLICES_MAX};
 
@@ -36,7 +36,7 @@ pub use queue::{ImageCompletion, ImageOperation, ImageQueue, QUEUE_DEPTH_MAX, SL
 pub enum RbdError {
     /// The libraries cannot be used.
     #[error(transparent)]
-    Load(#[from] LoadError),
+    Load(#[from] LibraryLoadError),
     /// A name has a NUL byte.
     #[error("{0:?} has a NUL byte")]
     Nul(String),

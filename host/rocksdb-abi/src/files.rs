@@ -30,7 +30,7 @@ impl FileOpen {
 
 /// What a path is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PathStatus {
+pub struct FileAttributes {
     /// Whether it is a directory.
     pub is_directory: bool,
     /// Bytes of a file, with those that are in memory only.
@@ -43,7 +43,7 @@ pub struct ListedName {
     /// The name.
     pub name: Vec<u8>,
     /// What it is.
-    pub status: PathStatus,
+    pub status: FileAttributes,
 }
 
 /// One of several reads.
@@ -147,7 +147,7 @@ pub trait RocksFiles: Send + Sync {
     ///
     /// # Errors
     /// There is nothing.
-    fn status(&self, path: &[u8]) -> Result<PathStatus, FileError>;
+    fn status(&self, path: &[u8]) -> Result<FileAttributes, FileError>;
 
     /// What a directory has.
     ///

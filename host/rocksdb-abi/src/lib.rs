@@ -43,6 +43,6 @@ macro_rules! export_files {
 
 pub use error::{ErrorKind, FileError};
 pub use files::{
-    BegunRead, FileOpen, FileRead, FilesDefinition, ListedName, PathStatus, RocksFile, RocksFiles,
+    BegunRead, FileAttributes, FileOpen, FileRead, FilesDefinition, ListedName, RocksFile, RocksFiles,
 };
 pub use table::FunctionTable;

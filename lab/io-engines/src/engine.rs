@@ -7,8 +7,8 @@ use dma::{AccessOrder, Data};
 use os::{RequestPriorities, UringPolling};
 
 use crate::{
-    AioEngine, EngineFile, FileKind, FileOperation, FileOperationEngine, NullEngine, PassthroughEngine,
-    PosixAioEngine, SyncEngine, UringEngine,
+    AioEngine, EngineFile, FileKind, MetadataOperation, MetadataOperationEngine, NullEngine,
+    PassthroughEngine, PosixAioEngine, SyncEngine, UringEngine,
 };
 
 /// A channel for block I/O through the kernel that can also block until completions arrive.
@@ -61,7 +61,7 @@ pub enum EngineKind {
     /// `ftruncate`: a write sets the file's size to its offset.
     Truncate,
     /// `filecreate` and its like: operations on names, without data.
-    File(FileOperation),
+    File(MetadataOperation),
 }
 
 impl EngineKind {
@@ -77,12 +77,12 @@ impl EngineKind {
         (EngineKind::Passthrough, "io_uring_cmd"),
         (EngineKind::Allocate, "falloc"),
         (EngineKind::Truncate, "ftruncate"),
-        (EngineKind::File(FileOperation::CreateFile), "filecreate"),
-        (EngineKind::File(FileOperation::StatFile), "filestat"),
-        (EngineKind::File(FileOperation::DeleteFile), "filedelete"),
-        (EngineKind::File(FileOperation::CreateDirectory), "dircreate"),
-        (EngineKind::File(FileOperation::StatDirectory), "dirstat"),
-        (EngineKind::File(FileOperation::DeleteDirectory), "dirdelete"),
+        (EngineKind::File(MetadataOperation::CreateFile), "filecreate"),
+        (EngineKind::File(MetadataOperation::StatFile), "filestat"),
+        (EngineKind::File(MetadataOperation::DeleteFile), "filedelete"),
+        (EngineKind::File(MetadataOperation::CreateDirectory), "dircreate"),
+        (EngineKind::File(MetadataOperation::StatDirectory), "dirstat"),
+        (EngineKind::File(MetadataOperation::DeleteDirectory), "dirdelete"),
     ];
 
     /// Parses the name of the ioengine in fio.
@@ -212,7 +212,7 @@ pub enum AnyEngine {
     /// `io_uring_cmd`.
     Passthrough(PassthroughEngine),
     /// `filecreate` and its like.
-    File(FileOperationEngine),
+    File(MetadataOperationEngine),
 }
 
 /// Opens an engine over `files`, which `flow` indexes. `requests` are those that will be submitted; their
@@ -253,7 +253,7 @@ pub fn open(
         EngineKind::Passthrough => AnyEngine::Passthrough(PassthroughEngine::open(config, files, requests)?),
         EngineKind::File(operation) => {
             let paths = files.iter().map(|file| file.path().to_string()).collect();
-            AnyEngine::File(FileOperationEngine::new(operation, paths))
+            AnyEngine::File(MetadataOperationEngine::new(operation, paths))
         }
     })
 }

@@ -77,13 +77,13 @@ pub enum FileKind {
 
 /// Error of opening or creating a file.
 #[derive(Debug)]
-pub struct FileError {
+pub struct EngineFileError {
     path: String,
     what: &'static str,
     error: io::Error,
 }
 
-impl fmt::Display for FileError {
+impl fmt::Display for EngineFileError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.what == LOCKED {
             let hint = "a writer needs it alone; --allow_mounted_write=1 writes nevertheless";
@@ -103,9 +103,9 @@ impl fmt::Display for FileError {
     }
 }
 
-impl std::error::Error for FileError {}
+impl std::error::Error for EngineFileError {}
 
-impl FileError {
+impl EngineFileError {
     /// Whether the file does not exist.
     pub fn is_missing(&self) -> bool {
         self.error.kind() == io::ErrorKind::NotFound
@@ -179,8 +179,8 @@ impl EngineFile {
     /// # Errors
     /// A failed system call, or a block device that is in use, opened for writing. The writer of a regular
     /// file or a block device has its [`WriteLock`].
-    pub fn open(path: &str, layout: &FileOpenOptions) -> Result<EngineFile, FileError> {
-        let failed = |what| move |error| FileError { path: path.to_string(), what, error };
+    pub fn open(path: &str, layout: &FileOpenOptions) -> Result<EngineFile, EngineFileError> {
+        let failed = |what| move |error| EngineFileError { path: path.to_string(), what, error };
         let metadata = std::fs::metadata(path).map_err(failed("open"))?;
         let writes = layout.access == FileAccess::ReadWrite;
         if writes && metadata.file_type().is_block_device() && !layout.allow_mounted_write {
@@ -226,9 +226,9 @@ impl EngineFile {
     }
 
     /// A placeholder file of the given size, for the `null` engine.
-    pub fn null(block_bytes: u32, bytes: u64) -> Result<EngineFile, FileError> {
+    pub fn null(block_bytes: u32, bytes: u64) -> Result<EngineFile, EngineFileError> {
         let path = "/dev/null";
-        let file = std::fs::File::open(path).map_err(|error| FileError {
+        let file = std::fs::File::open(path).map_err(|error| EngineFileError {
             path: path.to_string(),
             what: "open",
             error,
@@ -245,8 +245,8 @@ impl EngineFile {
 
     /// Lays out a regular file of at least `bytes`. With `fill`, the new part is written with
     /// pseudo-random data of `seed`; otherwise it is preallocated if the file system supports it.
-    pub fn lay_out(path: &str, bytes: u64, fill: bool, seed: u64) -> Result<(), FileError> {
-        let failed = |what| move |error| FileError { path: path.to_string(), what, error };
+    pub fn lay_out(path: &str, bytes: u64, fill: bool, seed: u64) -> Result<(), EngineFileError> {
+        let failed = |what| move |error| EngineFileError { path: path.to_string(), what, error };
         let (file, mut length) = open_or_create(path).map_err(failed("create"))?;
         if length >= bytes {
             return Ok(());
@@ -272,8 +272,8 @@ impl EngineFile {
     }
 
     /// Makes a regular file of at least `bytes`, whose new part is not allocated.
-    pub fn extend(path: &str, bytes: u64) -> Result<(), FileError> {
-        let failed = |what| move |error| FileError { path: path.to_string(), what, error };
+    pub fn extend(path: &str, bytes: u64) -> Result<(), EngineFileError> {
+        let failed = |what| move |error| EngineFileError { path: path.to_string(), what, error };
         let (file, length) = open_or_create(path).map_err(failed("create"))?;
         match length >= bytes {
             true => Ok(()),
@@ -283,8 +283,8 @@ impl EngineFile {
 
     /// Creates a regular file if it does not exist, and returns the size that it can grow to: its own, and what is free in its
     /// file system.
-    pub fn room(path: &str) -> Result<u64, FileError> {
-        let failed = |what| move |error| FileError { path: path.to_string(), what, error };
+    pub fn room(path: &str) -> Result<u64, EngineFileError> {
+        let failed = |what| move |error| EngineFileError { path: path.to_string(), what, error };
         let (file, length) = open_or_create(path).map_err(failed("create"))?;
         let system = rustix::fs::fstatvfs(&file).map_err(|error| failed("statvfs")(error.into()))?;
         Ok(length.saturating_add(system.f_bavail.saturating_mul(system.f_frsize)))

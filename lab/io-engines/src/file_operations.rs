@@ -10,7 +10,7 @@ use crate::engine::status_of;
 
 /// What an I/O does to its file or directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FileOperation {
+pub enum MetadataOperation {
     /// Creates a file, or opens it if it exists, and closes it.
     CreateFile,
     /// `stat` of a file.
@@ -25,53 +25,55 @@ pub enum FileOperation {
     DeleteDirectory,
 }
 
-impl FileOperation {
+impl MetadataOperation {
     /// Whether it works on directories, not on files.
     pub const fn is_of_directories(self) -> bool {
-        use FileOperation::*;
+        use MetadataOperation::*;
         matches!(self, CreateDirectory | StatDirectory | DeleteDirectory)
     }
 
     /// Whether it creates what it works on; the other operations need what exists.
     pub const fn creates(self) -> bool {
-        matches!(self, FileOperation::CreateFile | FileOperation::CreateDirectory)
+        matches!(self, MetadataOperation::CreateFile | MetadataOperation::CreateDirectory)
     }
 
     /// Whether it changes the file system.
     pub const fn writes(self) -> bool {
-        !matches!(self, FileOperation::StatFile | FileOperation::StatDirectory)
+        !matches!(self, MetadataOperation::StatFile | MetadataOperation::StatDirectory)
     }
 
     fn perform(self, path: &str) -> io::Result<()> {
         match self {
-            FileOperation::CreateFile => {
+            MetadataOperation::CreateFile => {
                 std::fs::OpenOptions::new().write(true).create(true).truncate(false).open(path).map(drop)
             }
-            FileOperation::StatFile | FileOperation::StatDirectory => std::fs::metadata(path).map(drop),
-            FileOperation::DeleteFile => std::fs::remove_file(path),
-            FileOperation::CreateDirectory => std::fs::create_dir(path),
-            FileOperation::DeleteDirectory => std::fs::remove_dir(path),
+            MetadataOperation::StatFile | MetadataOperation::StatDirectory => {
+                std::fs::metadata(path).map(drop)
+            }
+            MetadataOperation::DeleteFile => std::fs::remove_file(path),
+            MetadataOperation::CreateDirectory => std::fs::create_dir(path),
+            MetadataOperation::DeleteDirectory => std::fs::remove_dir(path),
         }
     }
 }
 
 /// Performs one operation at a time on the path that the request's `flow` indexes. Range and data of a request have no
 /// meaning; a flush is rejected.
-pub struct FileOperationEngine {
-    operation: FileOperation,
+pub struct MetadataOperationEngine {
+    operation: MetadataOperation,
     paths: Vec<String>,
     /// The completion that is not yet polled; at most one.
     done: Vec<Completion<Data>>,
 }
 
-impl FileOperationEngine {
+impl MetadataOperationEngine {
     /// An engine over these paths.
-    pub fn new(operation: FileOperation, paths: Vec<String>) -> FileOperationEngine {
-        FileOperationEngine { operation, paths, done: Vec::with_capacity(1) }
+    pub fn new(operation: MetadataOperation, paths: Vec<String>) -> MetadataOperationEngine {
+        MetadataOperationEngine { operation, paths, done: Vec::with_capacity(1) }
     }
 }
 
-impl Channel for FileOperationEngine {
+impl Channel for MetadataOperationEngine {
     type Request = Request<Data>;
     type Completion = Completion<Data>;
 
@@ -100,7 +102,7 @@ impl Channel for FileOperationEngine {
     }
 }
 
-impl IoEngine for FileOperationEngine {
+impl IoEngine for MetadataOperationEngine {
     fn wait(&mut self, timeout_ns: u64) {
         if self.done.is_empty() {
             std::thread::sleep(std::time::Duration::from_nanos(timeout_ns));

@@ -3,7 +3,7 @@
 //! An [`IoEngine`] is a [`block_io::Channel`] that can also wait, like an ioengine of fio. [`open`] opens an
 //! [`EngineKind`] over [`EngineFile`]s: `psync`, `pvsync2`, `mmap`, `libaio` (the system calls, not the library),
 //! `posixaio` (threads, without the C library's), `io_uring` in its modes, NVMe passthrough with `io_uring_cmd`,
-//! and `null`, which performs no I/O and so measures the cost of the caller; [`FileOperation`]s create, query and
+//! and `null`, which performs no I/O and so measures the cost of the caller; [`MetadataOperation`]s create, query and
 //! delete files. An engine belongs to one thread and needs no reactor.
 //!
 //! [`os::AioQueue`], [`os::ThreadQueue`] and [`os::UringQueue`] own the buffers of requests in flight until they are complete.
@@ -38,10 +38,10 @@ pub mod usage;
 pub use aio::AioEngine;
 pub use engine::{AnyEngine, EngineConfig, EngineKind, EngineOpenError, IoEngine, open};
 pub use file::{
-    DeviceZones, EngineFile, FileAccess, FileError, FileKind, FileOpenOptions, FileZones, PageCache,
+    DeviceZones, EngineFile, EngineFileError, FileAccess, FileKind, FileOpenOptions, FileZones, PageCache,
     SyncMode, WriteLock,
 };
-pub use file_operations::{FileOperation, FileOperationEngine};
+pub use file_operations::{MetadataOperation, MetadataOperationEngine};
 pub use null::NullEngine;
 pub use os::UringPolling;
 pub use posix_aio::PosixAioEngine;

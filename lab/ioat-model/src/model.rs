@@ -7,7 +7,8 @@ use wire_ioat::registers::{
     VERSION,
 };
 use wire_ioat::{
-    ChannelErrors, ChannelState, ChannelStatus, DESCRIPTOR_BYTES, DESCRIPTOR_WORDS, Descriptor, DescriptorOp,
+    ChannelErrors, ChannelState, ChannelStatus, DESCRIPTOR_BYTES, DESCRIPTOR_WORDS, DescriptorOp,
+    IoatDescriptor,
 };
 
 use crate::IoatFault;
@@ -201,7 +202,7 @@ impl IoatModel {
         for (word, bytes) in words.iter_mut().zip(bytes.as_chunks().0) {
             *word = u64::from_le_bytes(*bytes);
         }
-        let descriptor = Descriptor::decode(&words).map_err(|_| ChannelErrors::CONTROL)?;
+        let descriptor = IoatDescriptor::decode(&words).map_err(|_| ChannelErrors::CONTROL)?;
         self.executed_total += 1;
         for fault in self.faults.clone() {
             match fault {

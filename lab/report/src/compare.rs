@@ -23,7 +23,8 @@ use serde::Serialize;
 use crate::cells::ExperimentCell;
 use crate::metric::{MetricDirection, direction};
 use crate::stats::{
-    ConfidenceInterval, Effect, ReplicateOrder, ReplicatedCell, compare_replicates, corrected_p_values,
+    ConfidenceInterval, ReplicateEffect, ReplicateOrder, ReplicatedCell, compare_replicates,
+    corrected_p_values,
 };
 
 pub use many::{ManyComparison, compare_many};
@@ -362,7 +363,11 @@ fn undecided_records(
 }
 
 /// The row of a metric whose cells both sides have; its verdict is set by [`decide`].
-fn row(cell: &MatchedCell<'_>, metric: &'static str, effect: Option<Effect>) -> Option<ComparisonRow> {
+fn row(
+    cell: &MatchedCell<'_>,
+    metric: &'static str,
+    effect: Option<ReplicateEffect>,
+) -> Option<ComparisonRow> {
     let (a, b) = (cell.a.as_ref()?, cell.b.as_ref()?);
     let incomparable = incomparable_reason(&a.cell, &b.cell);
     let (mean_a, mean_b) = (a.mean(metric)?, b.mean(metric)?);

@@ -18,5 +18,5 @@ pub use compare::{ConfidenceInterval, geometric_mean_ratio, matched_geometric_me
 pub use curve::{knee, saturation, slope};
 pub use quantiles::{median, median_interval, quantile, relative_spread};
 pub use replicates::{
-    Effect, Effects, ReplicateOrder, ReplicatedCell, compare_replicates, corrected_p_values,
+    ReplicateEffect, ReplicateEffects, ReplicateOrder, ReplicatedCell, compare_replicates, corrected_p_values,
 };

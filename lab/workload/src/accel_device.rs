@@ -148,7 +148,7 @@ impl Bdev for AccelBdev {
 
     fn open(&self, core: &reactor::Core) -> Result<BoxedChannel, BdevError> {
         let channel = self.accel.channel(core.index());
-        let work = Operation::new(&self.source)
+        let work = AccelOperation::new(&self.source)
             .map_err(|reason| BdevError::Invalid { field: "filename", reason })?;
         let device = DeviceWork::new(self.accel.queue(core), core.pool(), self.source.bytes as usize);
         Ok(Box::new(AccelDeviceChannel { channel, work, device, completed: Vec::new() }))
@@ -164,7 +164,7 @@ impl Bdev for AccelBdev {
 }
 
 /// An operation with the memory that it works on.
-struct Operation {
+struct AccelOperation {
     source: AccelSource,
     from: Vec<u8>,
     to: Vec<u8>,
@@ -177,8 +177,8 @@ struct Operation {
     lba: u64,
 }
 
-impl Operation {
-    fn new(source: &AccelSource) -> Result<Operation, String> {
+impl AccelOperation {
+    fn new(source: &AccelSource) -> Result<AccelOperation, String> {
         let (bytes, block) = (source.bytes as usize, source.block_bytes as usize);
         let count = if source.has_blocks() { bytes / block } else { 0 };
         let from: Vec<u8> = (0..bytes).map(|at| (at % 251) as u8).collect();
@@ -201,7 +201,7 @@ impl Operation {
         let sources = (0..if is_xor { source.sources } else { 0 }).map(|_| from.clone()).collect();
         // What is compared is equal, so that all of it is looked at.
         let to = from.clone();
-        Ok(Operation { source: source.clone(), from, to, other, blocks, sources, key, lba: 0 })
+        Ok(AccelOperation { source: source.clone(), from, to, other, blocks, sources, key, lba: 0 })
     }
 
     /// Executes the operation once.
@@ -309,7 +309,7 @@ impl DeviceWork {
 
 struct AccelDeviceChannel {
     channel: AccelChannel,
-    work: Operation,
+    work: AccelOperation,
     device: DeviceWork,
     completed: Vec<Completion>,
 }
@@ -391,7 +391,7 @@ mod tests {
         let known = AccelOp::ALL.into_iter().filter(|op| accel::Engine::Software.supports(*op));
         for op in known {
             let source = AccelSource::parse(op.name(), "size=8k&block=4k&sources=3").unwrap();
-            let mut work = Operation::new(&source).unwrap();
+            let mut work = AccelOperation::new(&source).unwrap();
             for _ in 0..2 {
                 work.execute(&channel).unwrap();
             }
@@ -405,7 +405,7 @@ mod tests {
     fn memcpy_is_not_of_the_framework() {
         let accel = Accel::default();
         let source = AccelSource::parse("memcpy", "").unwrap();
-        Operation::new(&source).unwrap().execute(&accel.channel(0)).unwrap();
+        AccelOperation::new(&source).unwrap().execute(&accel.channel(0)).unwrap();
         assert!(accel.stats().iter().all(|stats| stats.executed == 0));
     }
 

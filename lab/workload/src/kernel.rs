@@ -8,8 +8,8 @@ use std::sync::{Arc, Condvar, Mutex};
 
 use dma::{Arena, Pool};
 use io_engines::{
-    AnyEngine, EngineConfig, EngineFile, EngineKind, FileAccess, FileOpenOptions, FileOperationEngine,
-    FileZones, IoEngine, WriteLock,
+    AnyEngine, EngineConfig, EngineFile, EngineKind, FileAccess, FileOpenOptions, FileZones, IoEngine,
+    MetadataOperationEngine, WriteLock,
 };
 use os::clock;
 
@@ -201,7 +201,7 @@ pub(crate) fn run(
     let caches = PageCaches::new(job, &files);
     let engine = match kind {
         EngineKind::File(operation) => {
-            AnyEngine::File(FileOperationEngine::new(operation, paths(job, context.number)))
+            AnyEngine::File(MetadataOperationEngine::new(operation, paths(job, context.number)))
         }
         _ => {
             let access_order = page_caches::expected_order(job);

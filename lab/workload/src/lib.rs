@@ -73,6 +73,6 @@ pub use spec::{
 pub use steady::{SteadyCriterion, SteadyOptions, SteadyResult};
 pub use timeline::TimelineEntry;
 pub use usage::Usage;
-pub use verify::{FioHeaderField, Mismatch, Verifier, VerifyFault};
+pub use verify::{FioHeaderField, Verifier, VerifyFault, VerifyMismatch};
 pub use work::{WorkKind, WorkOptions};
 pub use zoned::{RegionInZones, ZonedOptions};

@@ -10,7 +10,7 @@ use crate::spec::JobSpec;
 use crate::steady::SteadyResult;
 use crate::timeline::{self, TimelineEntry};
 use crate::usage::Usage;
-use crate::verify::Mismatch;
+use crate::verify::VerifyMismatch;
 
 /// The kinds of I/O that are reported separately; the value is the index in [`JobResult::directions`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -243,7 +243,7 @@ pub struct JobResult {
     /// Which of the job's limits was broken: `max_latency`, `rate_min`.
     pub broken_limit: Option<String>,
     /// Details of the first verification mismatches.
-    pub mismatches: Vec<Mismatch>,
+    pub mismatches: Vec<VerifyMismatch>,
     /// Blocks that did not verify.
     pub mismatch_count: u64,
     /// Blocks that were verified, with or without success.

@@ -29,7 +29,7 @@ pub enum RunError {
     ReactorUnavailable(#[from] ReactorUnavailable),
     /// A file cannot be used.
     #[error(transparent)]
-    File(#[from] io_engines::FileError),
+    File(#[from] io_engines::EngineFileError),
     /// An engine cannot be opened.
     #[error(transparent)]
     Engine(#[from] io_engines::EngineOpenError),

@@ -11,7 +11,7 @@ use crate::spec::JobSpec;
 use crate::steady::SteadyResult;
 use crate::timeline::TimelineEntry;
 use crate::usage::Usage;
-use crate::verify::{FioHeaderField, Mismatch, VerifyFault};
+use crate::verify::{FioHeaderField, VerifyFault, VerifyMismatch};
 
 /// Encodes a result as one line.
 pub(crate) fn encode(result: &JobResult) -> String {
@@ -163,7 +163,7 @@ fn decode_direction(value: &Value) -> Option<DirectionResult> {
 const FIELDS_FROM: u64 = 8;
 
 /// A mismatch as numbers: LBA, kind of fault and its two values.
-fn encode_mismatch(one: &Mismatch) -> Value {
+fn encode_mismatch(one: &VerifyMismatch) -> Value {
     let (kind, first, second) = match &one.fault {
         VerifyFault::Magic { got } => (0u64, *got, 0),
         VerifyFault::Lba { got } => (1, *got, 0),
@@ -180,7 +180,7 @@ fn encode_mismatch(one: &Mismatch) -> Value {
     json!([one.lba, kind, first, second])
 }
 
-fn decode_mismatch(value: &Value) -> Option<Mismatch> {
+fn decode_mismatch(value: &Value) -> Option<VerifyMismatch> {
     let [lba, kind, first, second] = numbers(value)?.try_into().ok()?;
     let fault = match kind {
         0 => VerifyFault::Magic { got: first },
@@ -199,7 +199,7 @@ fn decode_mismatch(value: &Value) -> Option<Mismatch> {
             VerifyFault::Header { field, expected: first, got: second }
         }
     };
-    Some(Mismatch { lba, fault })
+    Some(VerifyMismatch { lba, fault })
 }
 
 fn numbers(value: &Value) -> Option<Vec<u64>> {
@@ -254,7 +254,7 @@ mod tests {
             errors: 1,
             failures: vec![IoFailure { op: Op::Write, file: 3, lba: 8, blocks: 8, status }],
             broken_limit: Some("slow".to_string()),
-            mismatches: faults.map(|fault| Mismatch { lba: 9, fault }).to_vec(),
+            mismatches: faults.map(|fault| VerifyMismatch { lba: 9, fault }).to_vec(),
             mismatch_count: 6,
             checked_blocks: 100,
             never_completed: 0,

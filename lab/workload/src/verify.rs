@@ -31,7 +31,7 @@ const UNKNOWN: u32 = u32::MAX;
 
 /// A block that did not verify.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Mismatch {
+pub struct VerifyMismatch {
     /// LBA of the block.
     pub lba: u64,
     /// What is wrong with it.
@@ -135,7 +135,7 @@ pub enum VerifyFault {
     },
 }
 
-impl fmt::Display for Mismatch {
+impl fmt::Display for VerifyMismatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let lba = self.lba;
         match &self.fault {
@@ -194,7 +194,7 @@ pub struct Verifier {
     generations: Vec<u32>,
     /// Bitmap of positions with an I/O in flight.
     busy: Vec<u64>,
-    mismatches: Vec<Mismatch>,
+    mismatches: Vec<VerifyMismatch>,
     mismatch_count: u64,
     checked_blocks: u64,
 }
@@ -294,7 +294,7 @@ impl Verifier {
                 mismatching += 1;
                 self.mismatch_count += 1;
                 if self.mismatches.len() < MISMATCHES_KEPT_MAX {
-                    self.mismatches.push(Mismatch { lba: block_lba, fault });
+                    self.mismatches.push(VerifyMismatch { lba: block_lba, fault });
                 }
             }
         }
@@ -309,7 +309,7 @@ impl Verifier {
     }
 
     /// Details of the first mismatches.
-    pub fn mismatches(&self) -> &[Mismatch] {
+    pub fn mismatches(&self) -> &[VerifyMismatch] {
         &self.mismatches
     }
 

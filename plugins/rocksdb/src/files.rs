@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, Weak};
 
 use blobfs::{BlobFsError, BlobFsReply, BlobFsRequest, FileStatus, OpenHow, OpenNumber};
-use rocksdb_abi::{FileError, FileOpen, ListedName, PathStatus, RocksFile, RocksFiles};
+use rocksdb_abi::{FileAttributes, FileError, FileOpen, ListedName, RocksFile, RocksFiles};
 
 use crate::file::{OpenFile, file_error};
 use crate::store::Store;
@@ -23,8 +23,8 @@ fn plain(path: &[u8]) -> Vec<u8> {
     names.collect::<Vec<_>>().join(&b'/')
 }
 
-fn status_of(status: &FileStatus) -> PathStatus {
-    PathStatus { is_directory: status.is_directory, bytes: status.size }
+fn status_of(status: &FileStatus) -> FileAttributes {
+    FileAttributes { is_directory: status.is_directory, bytes: status.size }
 }
 
 impl Files {
@@ -96,7 +96,7 @@ impl RocksFiles for Files {
         Ok(Box::new(OpenFile::new(self.store.clone(), open)))
     }
 
-    fn status(&self, path: &[u8]) -> Result<PathStatus, FileError> {
+    fn status(&self, path: &[u8]) -> Result<FileAttributes, FileError> {
         let name = path.to_vec();
         let found = self.store.inspect(move |fs| fs.status(&name)).and_then(|status| status);
         let mut status = status_of(&found.map_err(file_error)?);

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use plugin_bdevs::{ConfiguredBdevs, ConfiguredBdevsError};
-use rocksdb_abi::{ErrorKind, FileError, FileOpen, ListedName, PathStatus, RocksFile, RocksFiles};
+use rocksdb_abi::{ErrorKind, FileAttributes, FileError, FileOpen, ListedName, RocksFile, RocksFiles};
 
 use crate::files::Files;
 use crate::process;
@@ -112,7 +112,7 @@ impl RocksFiles for StoreUser {
         self.files.lock(path)
     }
 
-    fn status(&self, path: &[u8]) -> Result<PathStatus, FileError> {
+    fn status(&self, path: &[u8]) -> Result<FileAttributes, FileError> {
         self.files.status(path)
     }
 

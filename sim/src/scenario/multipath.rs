@@ -11,9 +11,9 @@ use nvmf::{ListenAddress, NamespaceConfig, NvmfTarget, SubsystemConfig, TcpTrans
 use random::WyRand;
 use uuid::Uuid;
 
-use super::{PlantedFault, RunFailure, RunReport};
+use super::{PlantedFault, RunFailure, SeedReport};
 use crate::oracle::{BLOCK_BYTES, Oracle};
-use crate::workload::{Workload, WorkloadConfig};
+use crate::workload::{SimWorkload, WorkloadConfig};
 use crate::{EarlyDisk, FabricOptions, LinkConfig, NodeId, SimulatedLinks, World, node_address};
 
 const NQN: &str = "nqn.2016-06.io.spdk:cnode1";
@@ -40,7 +40,7 @@ struct Run {
     disk: CrashDisk,
     fault: Option<PlantedFault>,
     oracle: Rc<RefCell<Oracle>>,
-    loads: Vec<Workload>,
+    loads: Vec<SimWorkload>,
     faults: u64,
     keep_alive_ms: u32,
 }
@@ -53,7 +53,7 @@ struct Target {
     paused: bool,
 }
 
-pub(super) fn run(seed: u64, fault: Option<PlantedFault>) -> Result<RunReport, RunFailure> {
+pub(super) fn run(seed: u64, fault: Option<PlantedFault>) -> Result<SeedReport, RunFailure> {
     let mut run = Run::new(seed, fault);
     let outcome = run.execute();
     run.world.end();
@@ -83,7 +83,7 @@ impl Run {
         Run { seed, world, random, hosts, targets, disk, fault, oracle, loads, faults, keep_alive_ms }
     }
 
-    fn execute(&mut self) -> Result<RunReport, RunFailure> {
+    fn execute(&mut self) -> Result<SeedReport, RunFailure> {
         self.start_targets();
         let mut initiators = Vec::new();
         for host in self.hosts.clone() {
@@ -93,20 +93,20 @@ impl Run {
         }
         self.cause_faults()?;
         self.recover();
-        self.loads.iter().for_each(Workload::drain);
+        self.loads.iter().for_each(SimWorkload::drain);
         self.wait_idle("after the faults")?;
-        self.loads.iter().for_each(Workload::verify);
+        self.loads.iter().for_each(SimWorkload::verify);
         self.wait_idle("while reading everything back")?;
         initiators.iter().for_each(Initiator::stop_all);
-        let counts = self.loads.iter().map(Workload::counts);
-        Ok(RunReport {
+        let counts = self.loads.iter().map(SimWorkload::counts);
+        Ok(SeedReport {
             succeeded: counts.clone().map(|counts| counts.succeeded).sum(),
             failed: counts.map(|counts| counts.failed).sum(),
             faults: self.faults,
             simulated_ns: self.world.now_ns(),
             turns: self.world.turns(),
             trace: self.world.trace(),
-            ..RunReport::default()
+            ..SeedReport::default()
         })
     }
 
@@ -213,7 +213,7 @@ impl Run {
                 depth: 1 + self.random.index(8),
                 pause_ns: MILLISECOND + self.random.below(20 * MILLISECOND),
             };
-            self.loads.push(Workload::start(core, channel, &self.oracle, config));
+            self.loads.push(SimWorkload::start(core, channel, &self.oracle, config));
         }
         Ok(())
     }
@@ -251,7 +251,7 @@ impl Run {
     }
 
     fn check(&self) -> Result<(), RunFailure> {
-        match self.loads.iter().find_map(Workload::violation) {
+        match self.loads.iter().find_map(SimWorkload::violation) {
             Some(why) => Err(self.failure(why)),
             None => Ok(()),
         }
@@ -333,9 +333,9 @@ impl Run {
 
     fn wait_idle(&mut self, when: &str) -> Result<(), RunFailure> {
         let end_ns = self.world.now_ns() + RECOVERY_NS;
-        while !self.loads.iter().all(Workload::is_idle) {
+        while !self.loads.iter().all(SimWorkload::is_idle) {
             if self.world.now_ns() >= end_ns {
-                let in_flight: usize = self.loads.iter().map(Workload::in_flight).sum();
+                let in_flight: usize = self.loads.iter().map(SimWorkload::in_flight).sum();
                 let time = RECOVERY_NS / SECOND;
                 return Err(self.failure(format!("{in_flight} requests are in flight {time} s {when}")));
             }

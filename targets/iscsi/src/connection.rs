@@ -8,7 +8,7 @@ use sockets::{ByteStream, StreamAddress};
 use target_shell::{
     Accepted, CloseReason, IoContext, MemoryShare, MoreToRead, Notice, ProtocolConnection, TransferReport,
 };
-use wire_iscsi::{Header, LoginStage, LoginStatus, Opcode, ScsiCommand};
+use wire_iscsi::{BasicHeader, LoginStage, LoginStatus, Opcode, ScsiCommand};
 
 use crate::config::IscsiConfig;
 use crate::core::IscsiCore;
@@ -519,7 +519,7 @@ impl ProtocolConnection<IscsiCore> for IscsiConnection {
 /// The data of the command that begins with this header; `None` if it is no command, as the data of one that has begun.
 #[inline]
 fn command_bytes(header: &[u8; wire_iscsi::HEADER_BYTES]) -> Option<u64> {
-    match Header::decode(header).ok()?.opcode {
+    match BasicHeader::decode(header).ok()?.opcode {
         Opcode::DataOut => None,
         Opcode::ScsiCommand => Some(ScsiCommand::decode(header).ok()?.expected_length.into()),
         _ => Some(0),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use sockets::StreamAddress;
 use target_shell::PduData;
 use wire_iscsi::{
-    Header, LoginRequest, LoginResponse, LoginStage, LoginStatus, Opcode, TextKeys, TextWriter,
+    BasicHeader, LoginRequest, LoginResponse, LoginStage, LoginStatus, Opcode, TextKeys, TextWriter,
 };
 
 use crate::chap::{AuthPolicy, ChapExchange, ChapKeys, NotAuthentic};
@@ -135,7 +135,7 @@ impl Login {
         sessions: &Sessions,
         out: &mut PduWriter,
     ) -> Result<(), IscsiViolation> {
-        if Header::decode(header)?.opcode != Opcode::LoginRequest || self.is_complete() {
+        if BasicHeader::decode(header)?.opcode != Opcode::LoginRequest || self.is_complete() {
             return Err(IscsiViolation::NoLogin);
         }
         let request = LoginRequest::decode(header)?;

@@ -2,7 +2,7 @@
 
 use codec::Crc32c;
 use target_shell::ReceiveBuffer;
-use wire_iscsi::{DIGEST_BYTES, HEADER_BYTES, Header, padded};
+use wire_iscsi::{BasicHeader, DIGEST_BYTES, HEADER_BYTES, padded};
 
 use crate::failure::IscsiViolation;
 use crate::limits::{RECEIVE_BYTES, RECEIVE_DATA_MAX};
@@ -92,7 +92,7 @@ impl PduReader {
     pub(crate) fn read_header(&mut self) -> Result<bool, IscsiViolation> {
         let filled = self.inbound.filled();
         let Some(header) = filled.first_chunk::<HEADER_BYTES>() else { return Ok(false) };
-        let (segment_bytes, data_bytes) = Header::lengths(header);
+        let (segment_bytes, data_bytes) = BasicHeader::lengths(header);
         let length = HEADER_BYTES + segment_bytes as usize;
         let whole = length + if self.header_digest { DIGEST_BYTES } else { 0 };
         if filled.len() < whole {
@@ -212,7 +212,7 @@ mod tests {
                 match reader.stage() {
                     Stage::Header if !reader.read_header()? => break,
                     Stage::Header => {
-                        assert_eq!(Header::decode(reader.header()).unwrap().opcode, Opcode::NopOut);
+                        assert_eq!(BasicHeader::decode(reader.header()).unwrap().opcode, Opcode::NopOut);
                     }
                     Stage::Data if reader.buffered().is_empty() => break,
                     Stage::Data => {

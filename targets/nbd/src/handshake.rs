@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use target_shell::ReceiveBuffer;
 use wire_nbd::{
-    BASE_ALLOCATION, ClientFlags, EXPORT_ZEROES, Greeting, HandshakeFlags, HeaderForm, Info, InfoKind,
-    InfoRequest, MetaContextRequest, OptionCode, OptionHeader, OptionReplyHeader, OptionReplyKind,
+    BASE_ALLOCATION, ClientFlags, EXPORT_ZEROES, HandshakeFlags, HeaderForm, Info, InfoKind, InfoRequest,
+    MetaContextRequest, NbdGreeting, OptionCode, OptionHeader, OptionReplyHeader, OptionReplyKind,
 };
 
 use crate::export::{Export, NbdConfig};
@@ -48,8 +48,8 @@ pub(crate) enum Negotiated {
 }
 
 /// The greeting of the server.
-pub(crate) fn greeting() -> [u8; Greeting::SIZE] {
-    Greeting { flags: HandshakeFlags::FIXED_NEWSTYLE | HandshakeFlags::NO_ZEROES }.to_bytes()
+pub(crate) fn greeting() -> [u8; NbdGreeting::SIZE] {
+    NbdGreeting { flags: HandshakeFlags::FIXED_NEWSTYLE | HandshakeFlags::NO_ZEROES }.to_bytes()
 }
 
 impl Handshake {

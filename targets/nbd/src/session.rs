@@ -15,7 +15,7 @@ use target_shell::{
     IoContext, MemoryShare, NoMemory, OutgoingPdu, PduData, ReceiveBuffer, SendQueue, TransferReport,
 };
 use wire_nbd::{
-    ChunkFlags, ChunkHeader, ChunkKind, Command, CommandFlags, ErrorChunk, HeaderForm, NbdError,
+    ChunkFlags, ChunkHeader, ChunkKind, CommandFlags, ErrorChunk, HeaderForm, NbdCommand, NbdError,
     RequestHeader, SimpleReply,
 };
 
@@ -67,7 +67,7 @@ pub(crate) struct Session {
 /// A command that is not answered.
 struct CommandState {
     cookie: u64,
-    command: Command,
+    command: NbdCommand,
     flags: CommandFlags,
     offset: u64,
     length: u64,
@@ -283,7 +283,7 @@ impl Session {
                 self.reply(
                     header.cookie,
                     header.offset,
-                    Command::from_number(header.command),
+                    NbdCommand::from_number(header.command),
                     Some(error),
                     out,
                 );
@@ -317,8 +317,8 @@ impl Session {
 
     /// Begins a command, or rejects it. Returns whether the client ends the session.
     fn start(&mut self, header: RequestHeader, out: &mut SendQueue) -> Result<bool, NbdViolation> {
-        let command = Command::from_number(header.command);
-        if command == Some(Command::Disc) {
+        let command = NbdCommand::from_number(header.command);
+        if command == Some(NbdCommand::Disc) {
             return Ok(true);
         }
         let payload = self.payload_of(&header, command);
@@ -334,8 +334,8 @@ impl Session {
         let RequestHeader { flags, cookie, offset, length, .. } = header;
         // What is accepted and needs no device.
         let nothing = match command {
-            Command::Flush => !self.export.can_flush,
-            Command::Cache => true,
+            NbdCommand::Flush => !self.export.can_flush,
+            NbdCommand::Cache => true,
             _ => length == 0,
         };
         if nothing {
@@ -363,55 +363,55 @@ impl Session {
 
     /// Bytes that follow the header. A write has them even without the flag: QEMU 10 negotiates extended headers and
     /// does not set it.
-    fn payload_of(&self, header: &RequestHeader, command: Option<Command>) -> u64 {
+    fn payload_of(&self, header: &RequestHeader, command: Option<NbdCommand>) -> u64 {
         let flagged = self.form == HeaderForm::Extended && header.flags.contains(CommandFlags::PAYLOAD_LEN);
-        if flagged || command == Some(Command::Write) { header.length } else { 0 }
+        if flagged || command == Some(NbdCommand::Write) { header.length } else { 0 }
     }
 
     /// Rejects what is invalid before anything is done.
-    fn check(&self, header: &RequestHeader, command: Option<Command>) -> Result<(), NbdError> {
+    fn check(&self, header: &RequestHeader, command: Option<NbdCommand>) -> Result<(), NbdError> {
         let export = &*self.export;
         let command = command.ok_or(NbdError::Inval)?;
         let allowed = match command {
-            Command::Read if self.structured => CommandFlags::DF,
-            Command::Write if self.form == HeaderForm::Extended => CommandFlags::PAYLOAD_LEN,
-            Command::WriteZeroes => CommandFlags::NO_HOLE | CommandFlags::FAST_ZERO,
-            Command::BlockStatus => CommandFlags::REQ_ONE,
+            NbdCommand::Read if self.structured => CommandFlags::DF,
+            NbdCommand::Write if self.form == HeaderForm::Extended => CommandFlags::PAYLOAD_LEN,
+            NbdCommand::WriteZeroes => CommandFlags::NO_HOLE | CommandFlags::FAST_ZERO,
+            NbdCommand::BlockStatus => CommandFlags::REQ_ONE,
             _ => CommandFlags::empty(),
         } | CommandFlags::FUA;
         if !allowed.contains(header.flags) {
             return Err(NbdError::Inval);
         }
-        let writes = matches!(command, Command::Write | Command::Trim | Command::WriteZeroes);
+        let writes = matches!(command, NbdCommand::Write | NbdCommand::Trim | NbdCommand::WriteZeroes);
         if writes && export.read_only {
             return Err(NbdError::Perm);
         }
-        if command == Command::Flush {
+        if command == NbdCommand::Flush {
             return Ok(());
         }
         let RequestHeader { offset, length, .. } = *header;
         if offset.checked_add(length).is_none_or(|end| end > export.size) {
-            let beyond = matches!(command, Command::Write | Command::WriteZeroes);
+            let beyond = matches!(command, NbdCommand::Write | NbdCommand::WriteZeroes);
             return Err(if beyond { NbdError::NoSpc } else { NbdError::Inval });
         }
         let block_size = u64::from(export.block_size);
         let is_aligned = offset % block_size == 0 && length % block_size == 0;
-        let has_data = matches!(command, Command::Read | Command::Write);
+        let has_data = matches!(command, NbdCommand::Read | NbdCommand::Write);
         match command {
-            Command::Read if length > PAYLOAD_MAX && header.flags.contains(CommandFlags::DF) => {
+            NbdCommand::Read if length > PAYLOAD_MAX && header.flags.contains(CommandFlags::DF) => {
                 Err(NbdError::Overflow)
             }
             _ if has_data && length > PAYLOAD_MAX => Err(NbdError::Inval),
-            Command::Write | Command::WriteZeroes if !is_aligned && !export.writes_parts => {
+            NbdCommand::Write | NbdCommand::WriteZeroes if !is_aligned && !export.writes_parts => {
                 Err(NbdError::Inval)
             }
-            Command::Trim if !export.can_unmap => Err(NbdError::Inval),
-            Command::WriteZeroes
+            NbdCommand::Trim if !export.can_unmap => Err(NbdError::Inval),
+            NbdCommand::WriteZeroes
                 if header.flags.contains(CommandFlags::FAST_ZERO) && !export.can_write_zeroes =>
             {
                 Err(NbdError::NotSup)
             }
-            Command::BlockStatus if !self.allocation || length == 0 => Err(NbdError::Inval),
+            NbdCommand::BlockStatus if !self.allocation || length == 0 => Err(NbdError::Inval),
             _ => Ok(()),
         }
     }
@@ -421,12 +421,12 @@ impl Session {
         &self,
         cookie: u64,
         offset: u64,
-        command: Option<Command>,
+        command: Option<NbdCommand>,
         error: Option<NbdError>,
         out: &mut SendQueue,
     ) {
         let chunks = self.form == HeaderForm::Extended
-            || (self.structured && matches!(command, Some(Command::Read | Command::BlockStatus)));
+            || (self.structured && matches!(command, Some(NbdCommand::Read | NbdCommand::BlockStatus)));
         if !chunks {
             let error = error.map_or(0, NbdError::value);
             return out.push(OutgoingPdu::new(|head| SimpleReply { error, cookie }.encode(head)));
@@ -501,8 +501,8 @@ impl CommandState {
 /// Bytes that a request transfers.
 #[inline]
 fn data_bytes(header: &RequestHeader) -> u64 {
-    match Command::from_number(header.command) {
-        Some(Command::Read | Command::Write) => header.length,
+    match NbdCommand::from_number(header.command) {
+        Some(NbdCommand::Read | NbdCommand::Write) => header.length,
         _ => 0,
     }
 }

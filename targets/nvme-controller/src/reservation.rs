@@ -190,7 +190,7 @@ impl NamespaceReservations {
             // A registrant of another protocol has no host identifier: zero, which no host can register with.
             let host_id = registrant.nvme_host_id().unwrap_or_default();
             let holder = state.is_holder(registrant);
-            let entry = |cntlid| wire::Registrant { cntlid, holder, host_id, key: *key };
+            let entry = |cntlid| wire::RegisteredController { cntlid, holder, host_id, key: *key };
             let host_controllers = controllers
                 .iter()
                 .filter(|association| *registrant == Registrant::nvme_host(association.host_id()));

@@ -4,7 +4,7 @@ use block_io::{Payload, RegisteredPages, Status};
 use dma::{Arena, ArenaConfig, Data, Pool};
 use os::UblkDataPath;
 use wire_ublk::{
-    DeviceInfo, Features, IoDescriptor, IoFlags, IoRequest, NEED_GET_DATA, Operation, Parameters,
+    DeviceInfo, Features, IoDescriptor, IoFlags, IoRequest, NEED_GET_DATA, UblkOperation, UblkParameters,
 };
 
 use crate::limits::{IO_BYTES_MAX, RANGE_SECTORS_MAX};
@@ -118,7 +118,7 @@ impl AnyDriver {
                 let data = self.accept(request, result, data);
                 let descriptor = AnyDriver::descriptor(input);
                 // An honest driver asks for memory for a write, and has copied to memory that it was given.
-                let is_write = descriptor.operation() == Operation::Write as u8;
+                let is_write = descriptor.operation() == UblkOperation::Write as u8;
                 let asks = self.queue.path() == UblkDataPath::GetData && is_write && data.is_none();
                 let honest = if asks { NEED_GET_DATA } else { 0 };
                 self.deliver(tag, failure.unwrap_or(honest), data, descriptor);
@@ -231,8 +231,8 @@ impl AnyDriver {
 fn recover(bytes: &[u8], shape: &DiskShape) -> bool {
     let Ok(info) = DeviceInfo::decode(bytes) else { return false };
     assert_eq!(DeviceInfo::decode(&info.to_bytes()).ok(), Some(info));
-    let Ok(parameters) = Parameters::decode(&bytes[DeviceInfo::SIZE..]) else { return false };
-    assert_eq!(Parameters::decode(&parameters.to_bytes()).ok(), Some(parameters));
+    let Ok(parameters) = UblkParameters::decode(&bytes[DeviceInfo::SIZE..]) else { return false };
+    assert_eq!(UblkParameters::decode(&parameters.to_bytes()).ok(), Some(parameters));
     let features = Features::from_bits_retain(info.features);
     let path = UblkDataPath::of(features);
     assert_eq!(path == Some(UblkDataPath::UserCopy), features.contains(Features::USER_COPY));
@@ -322,7 +322,7 @@ mod tests {
         let any = AnyDriver::new(&mut Input(&[]));
         let good = DeviceInfo { queues: 2, queue_depth: 128, ..DeviceInfo::default() };
         let parameters = any.shape.parameters(IO_BYTES_MAX);
-        let is_served = |info: &DeviceInfo, parameters: &Parameters| {
+        let is_served = |info: &DeviceInfo, parameters: &UblkParameters| {
             recover(&[&info.to_bytes()[..], &parameters.to_bytes()].concat(), &any.shape)
         };
         assert!(is_served(&good, &parameters));

@@ -1,7 +1,7 @@
 //! From a descriptor of the kernel's to a request of a block device.
 
 use block_io::{Op, RequestFlags};
-use wire_ublk::{IoDescriptor, IoFlags, Operation, SECTOR_BYTES};
+use wire_ublk::{IoDescriptor, IoFlags, SECTOR_BYTES, UblkOperation};
 
 use crate::limits::{IO_BYTES_MAX, RANGE_SECTORS_MAX};
 use crate::shape::DiskShape;
@@ -34,10 +34,10 @@ pub(crate) const EOPNOTSUPP: i32 = 95;
 /// Plans the execution of a request. The kernel respects the parameters of the device; whatever does not is an error of
 /// the request.
 pub(crate) fn plan(shape: &DiskShape, descriptor: &IoDescriptor) -> Step {
-    let Some(operation) = Operation::from_number(descriptor.operation()) else {
+    let Some(operation) = UblkOperation::from_number(descriptor.operation()) else {
         return Step::Complete(-EOPNOTSUPP);
     };
-    let is_write = !matches!(operation, Operation::Read | Operation::Flush);
+    let is_write = !matches!(operation, UblkOperation::Read | UblkOperation::Flush);
     if is_write && shape.read_only {
         return Step::Complete(-EROFS);
     }
@@ -45,19 +45,21 @@ pub(crate) fn plan(shape: &DiskShape, descriptor: &IoDescriptor) -> Step {
     let has_fua = descriptor.flags().contains(IoFlags::FUA);
     flags.set(RequestFlags::FUA, is_write && shape.write_cache && has_fua);
     match operation {
-        Operation::Flush if shape.can_flush => {
+        UblkOperation::Flush if shape.can_flush => {
             Step::Submit(Plan { op: Op::Flush, lba: 0, blocks: 0, bytes: 0, flags })
         }
         // Without a cache that can be flushed there is none.
-        Operation::Flush => Step::Complete(0),
-        Operation::Read => transfer(shape, descriptor, Op::Read, flags),
-        Operation::Write => transfer(shape, descriptor, Op::Write, flags),
-        Operation::Discard if shape.can_unmap => range(shape, descriptor, Op::Unmap, RequestFlags::NONE),
-        Operation::WriteZeroes if shape.can_write_zeroes => {
+        UblkOperation::Flush => Step::Complete(0),
+        UblkOperation::Read => transfer(shape, descriptor, Op::Read, flags),
+        UblkOperation::Write => transfer(shape, descriptor, Op::Write, flags),
+        UblkOperation::Discard if shape.can_unmap => range(shape, descriptor, Op::Unmap, RequestFlags::NONE),
+        UblkOperation::WriteZeroes if shape.can_write_zeroes => {
             flags.set(RequestFlags::DEALLOCATE, !descriptor.flags().contains(IoFlags::NO_UNMAP));
             range(shape, descriptor, Op::WriteZeroes, flags)
         }
-        Operation::Discard | Operation::WriteZeroes | Operation::WriteSame => Step::Complete(-EOPNOTSUPP),
+        UblkOperation::Discard | UblkOperation::WriteZeroes | UblkOperation::WriteSame => {
+            Step::Complete(-EOPNOTSUPP)
+        }
     }
 }
 
@@ -90,7 +92,7 @@ mod tests {
 
     use super::*;
 
-    fn descriptor(operation: Operation, flags: IoFlags, start_sector: u64, sectors: u32) -> IoDescriptor {
+    fn descriptor(operation: UblkOperation, flags: IoFlags, start_sector: u64, sectors: u32) -> IoDescriptor {
         IoDescriptor { op_flags: operation as u32 | flags.bits(), sectors, start_sector, address: 0 }
     }
 
@@ -101,29 +103,29 @@ mod tests {
         let submit = |op, lba, blocks, bytes, flags| Step::Submit(Plan { op, lba, blocks, bytes, flags });
         let no = RequestFlags::NONE;
         let table = [
-            (descriptor(Operation::Read, none, 16, 8), submit(Op::Read, 2, 1, 4096, no)),
+            (descriptor(UblkOperation::Read, none, 16, 8), submit(Op::Read, 2, 1, 4096, no)),
             // A read has no use for FUA.
-            (descriptor(Operation::Read, IoFlags::FUA, 0, 16), submit(Op::Read, 0, 2, 8192, no)),
-            (descriptor(Operation::Write, none, 8, 8), submit(Op::Write, 1, 1, 4096, no)),
+            (descriptor(UblkOperation::Read, IoFlags::FUA, 0, 16), submit(Op::Read, 0, 2, 8192, no)),
+            (descriptor(UblkOperation::Write, none, 8, 8), submit(Op::Write, 1, 1, 4096, no)),
             (
-                descriptor(Operation::Write, IoFlags::FUA, 8, 8),
+                descriptor(UblkOperation::Write, IoFlags::FUA, 8, 8),
                 submit(Op::Write, 1, 1, 4096, RequestFlags::FUA),
             ),
-            (descriptor(Operation::Flush, none, 0, 0), submit(Op::Flush, 0, 0, 0, no)),
-            (descriptor(Operation::Discard, none, 8, 1 << 21), submit(Op::Unmap, 1, 1 << 18, 0, no)),
+            (descriptor(UblkOperation::Flush, none, 0, 0), submit(Op::Flush, 0, 0, 0, no)),
+            (descriptor(UblkOperation::Discard, none, 8, 1 << 21), submit(Op::Unmap, 1, 1 << 18, 0, no)),
             (
-                descriptor(Operation::WriteZeroes, none, 8, 8),
+                descriptor(UblkOperation::WriteZeroes, none, 8, 8),
                 submit(Op::WriteZeroes, 1, 1, 0, RequestFlags::DEALLOCATE),
             ),
             (
-                descriptor(Operation::WriteZeroes, IoFlags::NO_UNMAP, 8, 8),
+                descriptor(UblkOperation::WriteZeroes, IoFlags::NO_UNMAP, 8, 8),
                 submit(Op::WriteZeroes, 1, 1, 0, no),
             ),
-            (descriptor(Operation::WriteSame, none, 8, 8), Step::Complete(-EOPNOTSUPP)),
-            (descriptor(Operation::Read, none, 1, 8), Step::Complete(-EINVAL)),
-            (descriptor(Operation::Read, none, 8, 1), Step::Complete(-EINVAL)),
-            (descriptor(Operation::Read, none, 8, 0), Step::Complete(-EINVAL)),
-            (descriptor(Operation::Write, none, 0, 1032), Step::Complete(-EINVAL)),
+            (descriptor(UblkOperation::WriteSame, none, 8, 8), Step::Complete(-EOPNOTSUPP)),
+            (descriptor(UblkOperation::Read, none, 1, 8), Step::Complete(-EINVAL)),
+            (descriptor(UblkOperation::Read, none, 8, 1), Step::Complete(-EINVAL)),
+            (descriptor(UblkOperation::Read, none, 8, 0), Step::Complete(-EINVAL)),
+            (descriptor(UblkOperation::Write, none, 0, 1032), Step::Complete(-EINVAL)),
         ];
         for (descriptor, expected) in table {
             assert_eq!(plan(&shape, &descriptor), expected, "{descriptor:?}");
@@ -134,7 +136,7 @@ mod tests {
     fn what_a_device_cannot_do_is_refused() {
         let none = IoFlags::empty();
         let read_only = DiskShape { read_only: true, ..DiskShape::test(512) };
-        for operation in [Operation::Write, Operation::Discard, Operation::WriteZeroes] {
+        for operation in [UblkOperation::Write, UblkOperation::Discard, UblkOperation::WriteZeroes] {
             assert_eq!(plan(&read_only, &descriptor(operation, none, 0, 1)), Step::Complete(-EROFS));
         }
         let plain = DiskShape {
@@ -144,8 +146,8 @@ mod tests {
             write_cache: false,
             ..DiskShape::test(512)
         };
-        assert_eq!(plan(&plain, &descriptor(Operation::Flush, none, 0, 0)), Step::Complete(0));
-        for operation in [Operation::Discard, Operation::WriteZeroes] {
+        assert_eq!(plan(&plain, &descriptor(UblkOperation::Flush, none, 0, 0)), Step::Complete(0));
+        for operation in [UblkOperation::Discard, UblkOperation::WriteZeroes] {
             assert_eq!(plan(&plain, &descriptor(operation, none, 0, 1)), Step::Complete(-EOPNOTSUPP));
         }
     }

@@ -3,7 +3,7 @@
 use bdev::BlockDevice;
 use block_io::Op;
 use wire_ublk::{
-    Attributes, BasicParameters, DeviceInfo, DiscardParameters, Features, Parameters, SECTOR_BYTES,
+    Attributes, BasicParameters, DeviceInfo, DiscardParameters, Features, SECTOR_BYTES, UblkParameters,
 };
 
 use crate::UblkError;
@@ -80,7 +80,7 @@ impl DiskShape {
     }
 
     /// What the kernel is told, for a device whose requests have at most `io_bytes_max` bytes.
-    pub(crate) fn parameters(&self, io_bytes_max: u32) -> Parameters {
+    pub(crate) fn parameters(&self, io_bytes_max: u32) -> UblkParameters {
         let mut attributes = Attributes::empty();
         attributes.set(Attributes::READ_ONLY, self.read_only);
         attributes.set(Attributes::VOLATILE_CACHE | Attributes::FUA, self.write_cache);
@@ -102,7 +102,7 @@ impl DiskShape {
             ..DiscardParameters::default()
         };
         let has_discard = self.can_unmap || self.can_write_zeroes;
-        Parameters {
+        UblkParameters {
             basic,
             discard: has_discard.then_some(discard),
             alignment_mask: self.page_alignment.map(|bytes| bytes - 1),
@@ -117,7 +117,7 @@ impl DiskShape {
 
     /// Whether a disk with these parameters can be served from this device: the kernel's users rely on its size and its
     /// blocks, without a cache the kernel sends no flushes, and larger requests than [`IO_BYTES_MAX`] would fail.
-    pub(crate) fn suits(&self, parameters: &Parameters) -> bool {
+    pub(crate) fn suits(&self, parameters: &UblkParameters) -> bool {
         let basic = &parameters.basic;
         let attributes = Attributes::from_bits_retain(basic.attributes);
         basic.size_sectors == self.sectors()

@@ -12,7 +12,7 @@ use reactor::{ReactorHandle, blocking};
 use target_shell::{
     ControlledTarget, CoreMailboxes, Publisher, TargetControl, WeakTargetControl, reactors_of_mask,
 };
-use wire_ublk::{DeviceInfo, DeviceState};
+use wire_ublk::{DeviceInfo, UblkDeviceState};
 
 use self::driver::{Driver, Found};
 use crate::UblkError;
@@ -182,7 +182,7 @@ impl UblkTarget {
         let (state, mailboxes) = created(&mut guard)?;
         let (descriptor, shape) = self.open(number, bdev_name)?;
         let info = state.driver.info(number)?;
-        if DeviceState::from_number(info.state) == Some(DeviceState::Dead) {
+        if UblkDeviceState::from_number(info.state) == Some(UblkDeviceState::Dead) {
             return Err(UblkError::NotFound(number));
         }
         self.recover_left(state, mailboxes, &info, descriptor, shape)

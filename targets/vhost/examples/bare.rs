@@ -12,8 +12,8 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use dma::SharedRegion;
 use sockets::{ReceivedDescriptors, Wait, receive_with_descriptors, send_with_descriptors};
 use wire_vhost_user::{
-    CONFIG_BYTES_MAX, ConfigHeader, FrontendRequest, Header, ProtocolFeatures, SingleRegion, U64Payload,
-    VringAddress, VringState,
+    CONFIG_BYTES_MAX, ConfigHeader, FrontendRequest, ProtocolFeatures, SingleRegion, U64Payload,
+    VhostUserHeader, VringAddress, VringState,
 };
 use wire_virtio::blk::{BlkConfig, BlkStatus};
 use wire_virtio::split::{Descriptor, available, used};
@@ -174,16 +174,16 @@ impl Device {
 /// Executes a message, if one has arrived. Returns whether the client is connected.
 fn receive(stream: &UnixStream, device: &mut Device) -> Result<bool, BareError> {
     let mut descriptors = ReceivedDescriptors::new(DESCRIPTORS_MAX);
-    let mut header = [0; Header::SIZE];
+    let mut header = [0; VhostUserHeader::SIZE];
     let mut parts = [IoSliceMut::new(&mut header)];
     match receive_with_descriptors(stream, &mut parts, &mut descriptors, Wait::No) {
-        Ok(Header::SIZE) => {}
+        Ok(VhostUserHeader::SIZE) => {}
         Ok(0) => return Ok(false),
         Ok(_) => return Err("a header in pieces".into()),
         Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(true),
         Err(error) => return Err(error.into()),
     }
-    let header = Header::decode(&header)?;
+    let header = VhostUserHeader::decode(&header)?;
     let mut payload = vec![0; header.payload_bytes as usize];
     io::Read::read_exact(&mut &*stream, &mut payload)?;
     let kind = FrontendRequest::from_wire(header.request).ok_or("an unknown request")?;

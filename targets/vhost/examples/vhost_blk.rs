@@ -24,7 +24,7 @@ use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use sockets::Wait;
 use vhost::{VhostBlkConfig, VhostTarget};
 use wire_vhost_user::{
-    FrontendRequest, Header, MemoryRegion, MemoryTable, U64Payload, VringAddress, VringState,
+    FrontendRequest, MemoryRegion, MemoryTable, U64Payload, VhostUserHeader, VringAddress, VringState,
 };
 use wire_virtio::blk::{BlkStatus, RequestHeader, RequestKind};
 use wire_virtio::split::{Descriptor, available, used};
@@ -103,11 +103,11 @@ impl ExampleDriver {
             (Kind::GetFeatures, &[], &[]),
         ];
         for (kind, payload, descriptors) in messages {
-            let header = Header::request(kind.to_wire(), payload.len() as u32).to_bytes();
+            let header = VhostUserHeader::request(kind.to_wire(), payload.len() as u32).to_bytes();
             let bytes = [&header[..], payload].concat();
             sockets::send_with_descriptors(&stream, &[IoSlice::new(&bytes)], descriptors, Wait::Yes)?;
         }
-        stream.read_exact(&mut [0; Header::SIZE + U64Payload::SIZE])?;
+        stream.read_exact(&mut [0; VhostUserHeader::SIZE + U64Payload::SIZE])?;
         let mut driver =
             ExampleDriver { _stream: stream, queue, kick, available: 0, published: 0, used: 0, sector: 0 };
         (0..depth).for_each(|read| driver.describe(read));

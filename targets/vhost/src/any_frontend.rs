@@ -18,8 +18,8 @@ use sockets::{ConnectionId, Network, NetworkFaults, SimulatedNetwork, StreamAddr
 use target_shell::{ConnectionGroup, DeviceMap, GroupLimits, PollGroup};
 use wire_vhost_user::inflight::InflightDescription;
 use wire_vhost_user::{
-    ConfigHeader, FrontendRequest, Header, LogBase, MemoryRegion, MemoryTable, SingleRegion, U64Payload,
-    VringAddress, VringState,
+    ConfigHeader, FrontendRequest, LogBase, MemoryRegion, MemoryTable, SingleRegion, U64Payload,
+    VhostUserHeader, VringAddress, VringState,
 };
 use wire_virtio::Features;
 use wire_virtio::blk::RequestHeader;
@@ -170,13 +170,13 @@ impl AnyFrontend {
     }
 
     /// Sends a message. One that does not fit, or whose connection is closed, is lost.
-    fn send(&mut self, header: &Header, payload: &[u8], descriptors: &[BorrowedFd<'_>]) {
+    fn send(&mut self, header: &VhostUserHeader, payload: &[u8], descriptors: &[BorrowedFd<'_>]) {
         let bytes = [&header.to_bytes(), payload].concat();
         self.clients.send_with_descriptors(self.connection, &[IoSlice::new(&bytes)], descriptors);
     }
 
     fn request(&mut self, kind: FrontendRequest, payload: &[u8], descriptors: &[BorrowedFd<'_>]) {
-        self.send(&Header::request(kind.to_wire(), payload.len() as u32), payload, descriptors);
+        self.send(&VhostUserHeader::request(kind.to_wire(), payload.len() as u32), payload, descriptors);
     }
 
     /// Begins a session as a front-end does, and starts all virtqueues.
@@ -301,7 +301,7 @@ impl AnyFrontend {
             count => (0..count).map(|_| files[usize::from(input.u8()) % files.len()]).collect(),
         };
         let request = if choice & 7 == 1 { kind.into() } else { known.to_wire() };
-        let mut header = Header::request(request, payload.len() as u32);
+        let mut header = VhostUserHeader::request(request, payload.len() as u32);
         header.needs_reply = choice & 8 != 0;
         header.is_reply = choice & 0xf7 == 0xf7;
         if choice & 0xc0 == 0xc0 {

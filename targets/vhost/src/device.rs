@@ -11,7 +11,7 @@ use dma::Data;
 use scsi::TaskManagement;
 use sockets::Wait;
 use target_shell::{IoContext, Polling};
-use wire_vhost_user::{BackendRequest, Header, ProtocolFeatures};
+use wire_vhost_user::{BackendRequest, ProtocolFeatures, VhostUserHeader};
 use wire_virtio::Features;
 
 use crate::backend::Backend;
@@ -579,7 +579,7 @@ impl VhostDevice {
     #[cold]
     fn announce_config(&mut self) {
         let Some(backend) = &self.backend else { return };
-        let message = Header::request(BackendRequest::ConfigChange.to_wire(), 0).to_bytes();
+        let message = VhostUserHeader::request(BackendRequest::ConfigChange.to_wire(), 0).to_bytes();
         let parts = [IoSlice::new(&message)];
         let sent = sockets::send_with_descriptors(backend, &parts, &[], Wait::No);
         // A front-end that does not read them, or has closed the socket, gets no more.

@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 
 use sockets::{ByteStream, FlushStatus, MessageQueue, ReceivedDescriptors, TransferResult};
 use target_shell::CloseReason;
-use wire_vhost_user::{Header, TABLE_REGIONS_MAX};
+use wire_vhost_user::{TABLE_REGIONS_MAX, VhostUserHeader};
 
 use crate::failure::VhostViolation;
 use crate::limits::{PAYLOAD_BYTES_MAX, UNSENT_BYTES_MAX, UNSENT_DESCRIPTORS_MAX};
@@ -13,7 +13,7 @@ use crate::limits::{PAYLOAD_BYTES_MAX, UNSENT_BYTES_MAX, UNSENT_DESCRIPTORS_MAX}
 /// A message of the front-end.
 #[derive(Debug)]
 pub(crate) struct FrontendMessage {
-    pub(crate) header: Header,
+    pub(crate) header: VhostUserHeader,
     pub(crate) payload: Vec<u8>,
     pub(crate) descriptors: Vec<OwnedFd>,
 }
@@ -27,9 +27,9 @@ pub(crate) struct ReplyPayload {
 
 /// The messages of a connection, in both directions.
 pub(crate) struct FrontendMessages {
-    header: [u8; Header::SIZE],
+    header: [u8; VhostUserHeader::SIZE],
     /// The message whose payload is being received.
-    current: Option<(Header, Vec<u8>)>,
+    current: Option<(VhostUserHeader, Vec<u8>)>,
     filled: usize,
     /// Descriptors of the current message.
     descriptors: ReceivedDescriptors,
@@ -39,7 +39,7 @@ pub(crate) struct FrontendMessages {
 impl FrontendMessages {
     pub(crate) fn new() -> FrontendMessages {
         FrontendMessages {
-            header: [0; Header::SIZE],
+            header: [0; VhostUserHeader::SIZE],
             current: None,
             filled: 0,
             descriptors: ReceivedDescriptors::new(TABLE_REGIONS_MAX),
@@ -54,14 +54,14 @@ impl FrontendMessages {
     ) -> Result<Option<FrontendMessage>, CloseReason<VhostViolation>> {
         loop {
             let Some((_, payload)) = &mut self.current else {
-                if self.filled < Header::SIZE {
+                if self.filled < VhostUserHeader::SIZE {
                     // Exactly the header: descriptors arrive with the first bytes of their message.
                     let into = &mut self.header[self.filled..];
                     let Some(count) = receive(stream, into, &mut self.descriptors)? else { return Ok(None) };
                     self.filled += count;
                     continue;
                 }
-                let header = Header::decode(&self.header)
+                let header = VhostUserHeader::decode(&self.header)
                     .map_err(|error| CloseReason::Protocol(VhostViolation::Malformed(error)))?;
                 let bytes = header.payload_bytes;
                 if bytes as usize > PAYLOAD_BYTES_MAX {
@@ -87,7 +87,7 @@ impl FrontendMessages {
     /// Queues a reply.
     pub(crate) fn push(
         &mut self,
-        header: &Header,
+        header: &VhostUserHeader,
         reply: ReplyPayload,
     ) -> Result<(), CloseReason<VhostViolation>> {
         let descriptors = reply.descriptor.into_iter().collect();

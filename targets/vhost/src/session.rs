@@ -2,7 +2,7 @@
 
 use sockets::ByteStream;
 use target_shell::{CloseReason, MoreToRead, Notice};
-use wire_vhost_user::{FrontendRequest, Header, ProtocolFeatures, U64Payload};
+use wire_vhost_user::{FrontendRequest, ProtocolFeatures, U64Payload, VhostUserHeader};
 
 use crate::device::{VhostContext, VhostDevice};
 use crate::failure::{RequestError, VhostViolation};
@@ -27,7 +27,7 @@ pub(crate) struct FrontendSession {
 
 /// A reply that waits: for this core, and for workers.
 struct PendingReply {
-    header: Header,
+    header: VhostUserHeader,
     own: OwnOutcome,
 }
 
@@ -136,7 +136,7 @@ impl FrontendSession {
     /// Rejects a request: a front-end that has not asked for an acknowledgement is disconnected.
     fn reject(
         &mut self,
-        header: &Header,
+        header: &VhostUserHeader,
         reason: RequestError,
         device: &VhostDevice,
     ) -> Result<(), CloseReason<VhostViolation>> {
@@ -150,7 +150,7 @@ impl FrontendSession {
 
     fn acknowledge(
         &mut self,
-        header: &Header,
+        header: &VhostUserHeader,
         value: u64,
         device: &VhostDevice,
     ) -> Result<(), CloseReason<VhostViolation>> {
@@ -195,6 +195,6 @@ impl FrontendSession {
     }
 }
 
-fn acknowledges(header: &Header, device: &VhostDevice) -> bool {
+fn acknowledges(header: &VhostUserHeader, device: &VhostDevice) -> bool {
     header.needs_reply && device.protocol_features.contains(ProtocolFeatures::REPLY_ACK)
 }

@@ -48,7 +48,7 @@ pub enum DescriptorOp {
 
 /// An entry of a channel's ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Descriptor {
+pub struct IoatDescriptor {
     /// What it does.
     pub op: DescriptorOp,
     /// Whether the channel writes its status once it is done.
@@ -57,7 +57,7 @@ pub struct Descriptor {
     pub next: u64,
 }
 
-impl Descriptor {
+impl IoatDescriptor {
     /// Encodes it as the words of an entry.
     pub const fn encode(&self) -> [u64; DESCRIPTOR_WORDS] {
         let (op, bytes, source, destination) = match self.op {
@@ -78,7 +78,7 @@ impl Descriptor {
     ///
     /// # Errors
     /// A control bit or an operation that this code does not write, or a size of 0.
-    pub fn decode(words: &[u64; DESCRIPTOR_WORDS]) -> Result<Descriptor, DecodeError> {
+    pub fn decode(words: &[u64; DESCRIPTOR_WORDS]) -> Result<IoatDescriptor, DecodeError> {
         let (bytes, control) = (words[0] as u32, (words[0] >> 32) as u32);
         let known = CONTROL_REPORTS | CONTROL_NULL | 0xff << CONTROL_OP_SHIFT;
         if control & !known != 0 {
@@ -94,7 +94,7 @@ impl Descriptor {
             (OP_FILL, false) => DescriptorOp::Fill { pattern: source, to, bytes },
             (op, _) => return Err(DecodeError::value("the operation", 7, op.into())),
         };
-        Ok(Descriptor { op, reports: control & CONTROL_REPORTS != 0, next: words[NEXT_WORD] })
+        Ok(IoatDescriptor { op, reports: control & CONTROL_REPORTS != 0, next: words[NEXT_WORD] })
     }
 }
 
@@ -104,14 +104,14 @@ mod tests {
 
     use super::*;
 
-    fn bytes_of(descriptor: &Descriptor) -> Vec<u8> {
+    fn bytes_of(descriptor: &IoatDescriptor) -> Vec<u8> {
         descriptor.encode().iter().flat_map(|word| word.to_le_bytes()).collect()
     }
 
     /// Written by hand from the layout: size at 0, control at 4, source at 8, destination at 16, next at 24.
     #[test]
     fn descriptors_have_the_bytes_of_the_documents() {
-        let copy = Descriptor {
+        let copy = IoatDescriptor {
             op: DescriptorOp::Copy {
                 from: 0x1122_3344_5566_7788,
                 to: 0x99aa_bbcc_ddee_ff00,
@@ -134,17 +134,17 @@ mod tests {
         expected[8..16].fill(0xa5);
         expected[16..24].copy_from_slice(&[0x00, 0x10, 0, 0, 0, 0, 0, 0]);
         expected[24] = 0x80;
-        assert_eq!(bytes_of(&Descriptor { op: fill, reports: false, next: 0x80 }), expected);
+        assert_eq!(bytes_of(&IoatDescriptor { op: fill, reports: false, next: 0x80 }), expected);
 
         let mut expected = vec![0; 64];
         expected[..8].copy_from_slice(&[8, 0, 0, 0, 0x28, 0, 0, 0]);
         expected[24] = 0x40;
-        assert_eq!(bytes_of(&Descriptor { op: DescriptorOp::Null, reports: true, next: 0x40 }), expected);
+        assert_eq!(bytes_of(&IoatDescriptor { op: DescriptorOp::Null, reports: true, next: 0x40 }), expected);
     }
 
     #[test]
     fn what_this_code_does_not_write_is_an_error() {
-        let good = Descriptor { op: DescriptorOp::Null, reports: false, next: 0 }.encode();
+        let good = IoatDescriptor { op: DescriptorOp::Null, reports: false, next: 0 }.encode();
         for (word, reason) in [
             (0x8700_0000_0000_0008u64, "an exclusive or"),
             (0x0000_0001_0000_0008, "an interrupt"),
@@ -153,7 +153,7 @@ mod tests {
         ] {
             let mut words = good;
             words[0] = word;
-            assert!(Descriptor::decode(&words).is_err(), "{reason}");
+            assert!(IoatDescriptor::decode(&words).is_err(), "{reason}");
         }
     }
 
@@ -163,8 +163,8 @@ mod tests {
             let control = [0u64, 1 << 24, 1 << 5][op as usize] | u64::from(reports) << 3;
             let mut words = words;
             words[0] = control << 32 | words[0] & 0xffff_ffff;
-            if let Ok(descriptor) = Descriptor::decode(&words) {
-                let again = Descriptor::decode(&descriptor.encode());
+            if let Ok(descriptor) = IoatDescriptor::decode(&words) {
+                let again = IoatDescriptor::decode(&descriptor.encode());
                 prop_assert_eq!(again, Ok(descriptor));
             }
         }

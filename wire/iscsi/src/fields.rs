@@ -91,7 +91,7 @@ macro_rules! pdu {
             /// `from` is shorter than a header, or has another opcode.
             #[inline]
             pub fn decode(from: &[u8]) -> Result<$name, $crate::DecodeError> {
-                let header = $crate::Header::decode(from)?;
+                let header = $crate::BasicHeader::decode(from)?;
                 if header.opcode != $opcode {
                     return Err($crate::DecodeError::value("opcode", 0, u64::from(header.opcode as u8)));
                 }

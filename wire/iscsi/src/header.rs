@@ -68,7 +68,7 @@ opcodes! {
 
 /// The fields that all headers have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Header {
+pub struct BasicHeader {
     /// What the PDU is.
     pub opcode: Opcode,
     /// A request for immediate delivery, outside the order of command numbers.
@@ -83,19 +83,19 @@ pub struct Header {
     pub initiator_task_tag: u32,
 }
 
-impl Header {
+impl BasicHeader {
     /// Decodes the common fields.
     ///
     /// # Errors
     /// `from` is shorter than [`HEADER_BYTES`], or the opcode is unknown.
     #[inline]
-    pub fn decode(from: &[u8]) -> Result<Header, DecodeError> {
+    pub fn decode(from: &[u8]) -> Result<BasicHeader, DecodeError> {
         let Some(from) = from.first_chunk::<HEADER_BYTES>() else {
             return Err(DecodeError::Length { what: "iSCSI header", got: from.len(), need: HEADER_BYTES });
         };
         let opcode = from[0] & 0x3f;
-        let (ahs_length, data_length) = Header::lengths(from);
-        Ok(Header {
+        let (ahs_length, data_length) = BasicHeader::lengths(from);
+        Ok(BasicHeader {
             opcode: Opcode::decode(opcode).ok_or(DecodeError::value("opcode", 0, opcode.into()))?,
             immediate: from[0] & 0x40 != 0,
             is_final: from[1] & 0x80 != 0,

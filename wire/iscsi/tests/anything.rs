@@ -23,7 +23,7 @@ proptest! {
             SnackRequest, NopIn, ScsiResponse, TaskManagementResponse, LoginResponse, TextResponse, DataIn,
             LogoutReply, R2t, AsyncMessage, Reject
         );
-        prop_assert_eq!(Header::decode(&bytes).map(|header| header.opcode), Ok(Opcode::ALL[opcode]));
+        prop_assert_eq!(BasicHeader::decode(&bytes).map(|header| header.opcode), Ok(Opcode::ALL[opcode]));
     }
 
     #[test]

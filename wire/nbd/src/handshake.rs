@@ -70,22 +70,22 @@ bitflags! {
 
 /// The first bytes of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Greeting {
+pub struct NbdGreeting {
     /// What the server offers.
     pub flags: HandshakeFlags,
 }
 
-impl Greeting {
+impl NbdGreeting {
     /// Encoded size.
     pub const SIZE: usize = 18;
 
     /// Decodes it.
-    pub fn decode(bytes: &[u8; Self::SIZE]) -> Result<Greeting, DecodeError> {
+    pub fn decode(bytes: &[u8; Self::SIZE]) -> Result<NbdGreeting, DecodeError> {
         let mut fields = Fields::new("greeting", bytes);
         let (magic, option_magic) = (fields.u64()?, fields.u64()?);
         fields.magic(magic, MAGIC)?;
         fields.magic(option_magic, OPTION_MAGIC)?;
-        Ok(Greeting { flags: HandshakeFlags::from_bits_retain(fields.u16()?) })
+        Ok(NbdGreeting { flags: HandshakeFlags::from_bits_retain(fields.u16()?) })
     }
 
     /// Encodes it.

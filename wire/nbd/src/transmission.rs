@@ -66,7 +66,7 @@ bitflags! {
 /// The number of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u16)]
-pub enum Command {
+pub enum NbdCommand {
     /// Read data.
     Read = 0,
     /// Write data, which follows the request.
@@ -85,27 +85,27 @@ pub enum Command {
     BlockStatus = 7,
 }
 
-impl Command {
+impl NbdCommand {
     /// All commands.
-    pub const ALL: [Command; 8] = [
-        Command::Read,
-        Command::Write,
-        Command::Disc,
-        Command::Flush,
-        Command::Trim,
-        Command::Cache,
-        Command::WriteZeroes,
-        Command::BlockStatus,
+    pub const ALL: [NbdCommand; 8] = [
+        NbdCommand::Read,
+        NbdCommand::Write,
+        NbdCommand::Disc,
+        NbdCommand::Flush,
+        NbdCommand::Trim,
+        NbdCommand::Cache,
+        NbdCommand::WriteZeroes,
+        NbdCommand::BlockStatus,
     ];
 
     /// The command with this number.
-    pub const fn from_number(number: u16) -> Option<Command> {
-        if (number as usize) < Command::ALL.len() { Some(Command::ALL[number as usize]) } else { None }
+    pub const fn from_number(number: u16) -> Option<NbdCommand> {
+        if (number as usize) < NbdCommand::ALL.len() { Some(NbdCommand::ALL[number as usize]) } else { None }
     }
 }
 
-impl From<Command> for u16 {
-    fn from(command: Command) -> u16 {
+impl From<NbdCommand> for u16 {
+    fn from(command: NbdCommand) -> u16 {
         command as u16
     }
 }
@@ -115,7 +115,7 @@ impl From<Command> for u16 {
 pub struct RequestHeader {
     /// Flags, unknown ones included.
     pub flags: CommandFlags,
-    /// The command's number; see [`Command::from_number`].
+    /// The command's number; see [`NbdCommand::from_number`].
     pub command: u16,
     /// Chosen by the client and repeated by the replies.
     pub cookie: u64,

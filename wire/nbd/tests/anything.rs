@@ -13,8 +13,8 @@ proptest! {
             &[0x6e, 0x8a, 0x27, 0x8c], &[],
         ];
         bytes[..magics[magic].len()].copy_from_slice(magics[magic]);
-        if let Some(Ok(greeting)) = bytes.first_chunk().map(Greeting::decode) {
-            prop_assert_eq!(Greeting::decode(&greeting.to_bytes()), Ok(greeting));
+        if let Some(Ok(greeting)) = bytes.first_chunk().map(NbdGreeting::decode) {
+            prop_assert_eq!(NbdGreeting::decode(&greeting.to_bytes()), Ok(greeting));
         }
         if let Some(Ok(flags)) = bytes.first_chunk().map(|bytes| ClientFlags::decode(*bytes)) {
             prop_assert_eq!(ClientFlags::decode(flags.to_bytes()), Ok(flags));

@@ -15,7 +15,7 @@ fn array<const N: usize>(hex: &str) -> [u8; N] {
 #[test]
 fn the_handshake_of_libnbd_and_qemu() {
     let greeting = array("4e42444d41474943 49484156454f5054 0003");
-    let decoded = Greeting::decode(&greeting).unwrap();
+    let decoded = NbdGreeting::decode(&greeting).unwrap();
     assert_eq!(decoded.flags, HandshakeFlags::FIXED_NEWSTYLE | HandshakeFlags::NO_ZEROES);
     assert_eq!(decoded.to_bytes(), greeting);
     let flags = ClientFlags::decode(array("00000003")).unwrap();
@@ -85,29 +85,32 @@ fn the_requests_of_libnbd() {
     let table = [
         (
             "25609513 0000 0000 0000000000000001 0000000000010000 00000010",
-            request(Command::Read, 0, 1, 65536, 16),
+            request(NbdCommand::Read, 0, 1, 65536, 16),
         ),
         (
             "25609513 0001 0001 0000000000000002 0000000000000003 00000005",
-            request(Command::Write, 1, 2, 3, 5),
+            request(NbdCommand::Write, 1, 2, 3, 5),
         ),
         (
             "25609513 0000 0003 0000000000000003 0000000000000000 00000000",
-            request(Command::Flush, 0, 3, 0, 0),
+            request(NbdCommand::Flush, 0, 3, 0, 0),
         ),
         (
             "25609513 0000 0004 0000000000000004 0000000000000000 00001000",
-            request(Command::Trim, 0, 4, 0, 4096),
+            request(NbdCommand::Trim, 0, 4, 0, 4096),
         ),
         (
             "25609513 0002 0006 0000000000000005 0000000000002000 00001000",
-            request(Command::WriteZeroes, 2, 5, 8192, 4096),
+            request(NbdCommand::WriteZeroes, 2, 5, 8192, 4096),
         ),
         (
             "25609513 0000 0007 0000000000000006 0000000000000000 00020000",
-            request(Command::BlockStatus, 0, 6, 0, 131_072),
+            request(NbdCommand::BlockStatus, 0, 6, 0, 131_072),
         ),
-        ("25609513 0000 0002 0000000000000008 0000000000000000 00000000", request(Command::Disc, 0, 8, 0, 0)),
+        (
+            "25609513 0000 0002 0000000000000008 0000000000000000 00000000",
+            request(NbdCommand::Disc, 0, 8, 0, 0),
+        ),
     ];
     for (hex, request) in table {
         let mut written = [0; HeaderForm::REQUEST_SIZE_MAX];
@@ -151,7 +154,7 @@ fn the_replies_of_qemu() {
 fn extended_headers_of_the_specification() {
     let request = RequestHeader {
         flags: CommandFlags::PAYLOAD_LEN,
-        command: Command::Write.into(),
+        command: NbdCommand::Write.into(),
         cookie: 0x0102_0304_0506_0708,
         offset: 1 << 40,
         length: 1 << 20,

@@ -222,12 +222,12 @@ pub struct ReservationStatus {
     /// Persist Through Power Loss State (PTPLS).
     pub persistent: bool,
     /// Registered controllers (REGCTL of them).
-    pub registrants: Vec<Registrant>,
+    pub registrants: Vec<RegisteredController>,
 }
 
 /// A registered controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Registrant {
+pub struct RegisteredController {
     /// Controller identifier.
     pub cntlid: u16,
     /// Its host holds the reservation (RCSTS).
@@ -278,7 +278,7 @@ impl ReservationStatus {
                 host_id[..8].copy_from_slice(&entry[8..16]);
                 u64_at(entry, 16)
             };
-            Registrant { cntlid: u16_at(entry, 0), holder: entry[2] & 1 != 0, host_id, key }
+            RegisteredController { cntlid: u16_at(entry, 0), holder: entry[2] & 1 != 0, host_id, key }
         });
         Ok(ReservationStatus {
             generation: u32_at(header, 0),

@@ -101,7 +101,7 @@ fn reservation_reports() {
         "070000000501000000010000000000000000000000000000\
          03000100000000000102030405060708cdab000000000000",
     );
-    let registrant = |length: u8| Registrant {
+    let registrant = |length: u8| RegisteredController {
         cntlid: 3,
         holder: true,
         host_id: std::array::from_fn(|index| if index < length as usize { index as u8 + 1 } else { 0 }),

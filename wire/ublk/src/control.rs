@@ -17,9 +17,9 @@ pub enum ControlRequest {
     StartDevice,
     /// Remove the block device.
     StopDevice,
-    /// Set the [`Parameters`](crate::Parameters) of a device that is not started.
+    /// Set the [`UblkParameters`](crate::UblkParameters) of a device that is not started.
     SetParameters,
-    /// Return the [`Parameters`](crate::Parameters) of a device.
+    /// Return the [`UblkParameters`](crate::UblkParameters) of a device.
     GetParameters,
     /// Prepare a quiesced device for another server.
     StartUserRecovery,
@@ -93,7 +93,7 @@ codec::fields! {
         queues: u16,
         /// Maximum requests in flight in a queue.
         queue_depth: u16,
-        /// [`DeviceState`].
+        /// [`UblkDeviceState`].
         state: u16,
         /// Reserved, 0.
         reserved0: u16,
@@ -123,7 +123,7 @@ codec::fields! {
 /// The state of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
-pub enum DeviceState {
+pub enum UblkDeviceState {
     /// There is no block device.
     Dead = 0,
     /// The block device is served.
@@ -134,15 +134,15 @@ pub enum DeviceState {
     FailIo = 3,
 }
 
-impl DeviceState {
+impl UblkDeviceState {
     /// All states.
-    pub const ALL: [DeviceState; 4] =
-        [DeviceState::Dead, DeviceState::Live, DeviceState::Quiesced, DeviceState::FailIo];
+    pub const ALL: [UblkDeviceState; 4] =
+        [UblkDeviceState::Dead, UblkDeviceState::Live, UblkDeviceState::Quiesced, UblkDeviceState::FailIo];
 
     /// The state with this number.
-    pub const fn from_number(number: u16) -> Option<DeviceState> {
-        if (number as usize) < DeviceState::ALL.len() {
-            Some(DeviceState::ALL[number as usize])
+    pub const fn from_number(number: u16) -> Option<UblkDeviceState> {
+        if (number as usize) < UblkDeviceState::ALL.len() {
+            Some(UblkDeviceState::ALL[number as usize])
         } else {
             None
         }
@@ -238,7 +238,7 @@ mod tests {
         let info = DeviceInfo {
             queues: 4,
             queue_depth: 128,
-            state: DeviceState::Quiesced as u16,
+            state: UblkDeviceState::Quiesced as u16,
             io_bytes_max: 1 << 20,
             device: 7,
             process: 4321,
@@ -260,9 +260,9 @@ mod tests {
 
     #[test]
     fn states_have_their_numbers() {
-        for (number, state) in (0..).zip(DeviceState::ALL) {
-            assert_eq!((state as u16, DeviceState::from_number(number)), (number, Some(state)));
+        for (number, state) in (0..).zip(UblkDeviceState::ALL) {
+            assert_eq!((state as u16, UblkDeviceState::from_number(number)), (number, Some(state)));
         }
-        assert_eq!(DeviceState::from_number(4), None);
+        assert_eq!(UblkDeviceState::from_number(4), None);
     }
 }

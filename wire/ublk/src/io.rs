@@ -71,7 +71,7 @@ codec::fields! {
 }
 
 impl IoDescriptor {
-    /// The number of the [`Operation`].
+    /// The number of the [`UblkOperation`].
     pub const fn operation(&self) -> u8 {
         self.op_flags as u8
     }
@@ -85,7 +85,7 @@ impl IoDescriptor {
 /// What a request does. Those of zoned devices are left out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
-pub enum Operation {
+pub enum UblkOperation {
     /// Read data.
     Read = 0,
     /// Write data.
@@ -100,20 +100,24 @@ pub enum Operation {
     WriteZeroes = 5,
 }
 
-impl Operation {
+impl UblkOperation {
     /// All operations.
-    pub const ALL: [Operation; 6] = [
-        Operation::Read,
-        Operation::Write,
-        Operation::Flush,
-        Operation::Discard,
-        Operation::WriteSame,
-        Operation::WriteZeroes,
+    pub const ALL: [UblkOperation; 6] = [
+        UblkOperation::Read,
+        UblkOperation::Write,
+        UblkOperation::Flush,
+        UblkOperation::Discard,
+        UblkOperation::WriteSame,
+        UblkOperation::WriteZeroes,
     ];
 
     /// The operation with this number.
-    pub const fn from_number(number: u8) -> Option<Operation> {
-        if (number as usize) < Operation::ALL.len() { Some(Operation::ALL[number as usize]) } else { None }
+    pub const fn from_number(number: u8) -> Option<UblkOperation> {
+        if (number as usize) < UblkOperation::ALL.len() {
+            Some(UblkOperation::ALL[number as usize])
+        } else {
+            None
+        }
     }
 }
 
@@ -131,7 +135,7 @@ bitflags::bitflags! {
         const META = 1 << 11;
         /// The data is durable when the request completes.
         const FUA = 1 << 13;
-        /// Of [`Operation::WriteZeroes`]: do not deallocate.
+        /// Of [`UblkOperation::WriteZeroes`]: do not deallocate.
         const NO_UNMAP = 1 << 15;
         /// The request is of swap space.
         const SWAP = 1 << 16;
@@ -203,7 +207,7 @@ mod tests {
             0x7f, 0, 0,
         ];
         let descriptor = IoDescriptor::decode(&bytes).unwrap();
-        assert_eq!(Operation::from_number(descriptor.operation()), Some(Operation::Write));
+        assert_eq!(UblkOperation::from_number(descriptor.operation()), Some(UblkOperation::Write));
         assert_eq!(descriptor.flags(), IoFlags::FUA | IoFlags::META);
         assert_eq!((descriptor.sectors, descriptor.start_sector), (8, 0x12_3456_789a));
         assert_eq!(descriptor.address, 0x7f00_0000_1000);
@@ -226,10 +230,10 @@ mod tests {
 
     #[test]
     fn operations_have_their_numbers() {
-        for (number, operation) in (0..).zip(Operation::ALL) {
-            assert_eq!((operation as u8, Operation::from_number(number)), (number, Some(operation)));
+        for (number, operation) in (0..).zip(UblkOperation::ALL) {
+            assert_eq!((operation as u8, UblkOperation::from_number(number)), (number, Some(operation)));
         }
-        assert_eq!(Operation::from_number(6), None);
+        assert_eq!(UblkOperation::from_number(6), None);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Encodings of ublk, the Linux driver whose block devices are served by a process.
 //!
 //! A server sends [`ControlCommand`]s, each with the number of a [`ControlRequest`], to `/dev/ublk-control`: they add a
-//! device ([`DeviceInfo`]), set its [`Parameters`], start and stop it. On `/dev/ublkcN` it fetches the requests of a
+//! device ([`DeviceInfo`]), set its [`UblkParameters`], start and stop it. On `/dev/ublkcN` it fetches the requests of a
 //! queue with [`IoCommand`]s ([`IoRequest`]); the driver describes each in an [`IoDescriptor`], in memory that both map.
 //! With [`Features::USER_COPY`] the data of a request is read and written at the [`data_offset`] of the same file; without,
 //! the driver copies it from and to addresses that the server gives, that of a write when it knows the request with
@@ -11,9 +11,9 @@
 //! `linux/ublk_cmd.h`; the numbers of commands are the ones of [`Features::CMD_IOCTL_ENCODE`] (Linux 6.4 and later).
 //!
 //! ```
-//! use wire_ublk::{IoDescriptor, IoFlags, Operation};
+//! use wire_ublk::{IoDescriptor, IoFlags, UblkOperation};
 //! let descriptor = IoDescriptor { op_flags: 1 | 1 << 13, sectors: 8, start_sector: 64, address: 0 };
-//! assert_eq!(Operation::from_number(descriptor.operation()), Some(Operation::Write));
+//! assert_eq!(UblkOperation::from_number(descriptor.operation()), Some(UblkOperation::Write));
 //! assert_eq!(descriptor.flags(), IoFlags::FUA);
 //! assert_eq!(IoDescriptor::decode(&descriptor.to_bytes())?, descriptor);
 //! # Ok::<(), wire_ublk::DecodeError>(())
@@ -26,12 +26,12 @@ mod io;
 mod parameters;
 
 pub use codec::DecodeError;
-pub use control::{ControlCommand, ControlRequest, DeviceInfo, DeviceState, Features};
+pub use control::{ControlCommand, ControlRequest, DeviceInfo, Features, UblkDeviceState};
 pub use io::{
     AutoBufferRegistration, IO_BYTES_MAX, IoCommand, IoDescriptor, IoFlags, IoRequest, NEED_GET_DATA,
-    Operation, data_offset, descriptors_bytes, descriptors_offset,
+    UblkOperation, data_offset, descriptors_bytes, descriptors_offset,
 };
-pub use parameters::{Attributes, BasicParameters, DiscardParameters, Parameters};
+pub use parameters::{Attributes, BasicParameters, DiscardParameters, UblkParameters};
 
 /// Bytes of a sector, the unit of all ranges and sizes.
 pub const SECTOR_BYTES: u64 = 512;

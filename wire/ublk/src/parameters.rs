@@ -62,7 +62,7 @@ codec::fields! {
 
 /// Parameters of a device (`ublk_params`), as far as a server sets them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Parameters {
+pub struct UblkParameters {
     /// Size, blocks and limits.
     pub basic: BasicParameters,
     /// Limits of discards and of zeroes, for a device that has them.
@@ -72,7 +72,7 @@ pub struct Parameters {
     pub alignment_mask: Option<u32>,
 }
 
-impl Parameters {
+impl UblkParameters {
     /// Bytes of the structure.
     pub const SIZE: usize = ALIGNMENT_OFFSET + 8;
     /// Bytes of the structure of servers that set no alignment.
@@ -83,13 +83,17 @@ impl Parameters {
     /// # Errors
     /// `from` is shorter than [`SIZE`](Self::SIZE), the length in it than those without an alignment, or there are no basic
     /// parameters.
-    pub fn decode(from: &[u8]) -> Result<Parameters, DecodeError> {
+    pub fn decode(from: &[u8]) -> Result<UblkParameters, DecodeError> {
         let header = Header::decode(from)?;
-        if (header.length as usize) < Parameters::SIZE_MIN {
+        if (header.length as usize) < UblkParameters::SIZE_MIN {
             return Err(DecodeError::value("length of the parameters", 0, header.length.into()));
         }
-        if from.len() < Parameters::SIZE {
-            return Err(DecodeError::Length { what: "Parameters", got: from.len(), need: Parameters::SIZE });
+        if from.len() < UblkParameters::SIZE {
+            return Err(DecodeError::Length {
+                what: "Parameters",
+                got: from.len(),
+                need: UblkParameters::SIZE,
+            });
         }
         if header.types & TYPE_BASIC == 0 {
             return Err(DecodeError::value("types of parameters", 4, header.types.into()));
@@ -98,22 +102,23 @@ impl Parameters {
         let has_discard = header.types & TYPE_DISCARD != 0;
         let discard = has_discard.then(|| DiscardParameters::decode(&from[DISCARD_OFFSET..])).transpose()?;
         let has_alignment =
-            header.types & TYPE_DMA_ALIGNMENT != 0 && header.length as usize >= Parameters::SIZE;
+            header.types & TYPE_DMA_ALIGNMENT != 0 && header.length as usize >= UblkParameters::SIZE;
         let alignment = || u32::from_le_bytes(std::array::from_fn(|index| from[ALIGNMENT_OFFSET + index]));
-        Ok(Parameters { basic, discard, alignment_mask: has_alignment.then(alignment) })
+        Ok(UblkParameters { basic, discard, alignment_mask: has_alignment.then(alignment) })
     }
 
     /// Encodes the structure, its length included.
-    pub fn to_bytes(&self) -> [u8; Parameters::SIZE] {
+    pub fn to_bytes(&self) -> [u8; UblkParameters::SIZE] {
         let of = |is_there: bool, kind: u32| if is_there { kind } else { 0 };
         let types = TYPE_BASIC
             | of(self.discard.is_some(), TYPE_DISCARD)
             | of(self.alignment_mask.is_some(), TYPE_DMA_ALIGNMENT);
-        let mut bytes = [0; Parameters::SIZE];
-        bytes[..Header::SIZE].copy_from_slice(&Header { length: Parameters::SIZE as u32, types }.to_bytes());
+        let mut bytes = [0; UblkParameters::SIZE];
+        bytes[..Header::SIZE]
+            .copy_from_slice(&Header { length: UblkParameters::SIZE as u32, types }.to_bytes());
         bytes[Header::SIZE..DISCARD_OFFSET].copy_from_slice(&self.basic.to_bytes());
         if let Some(discard) = self.discard {
-            bytes[DISCARD_OFFSET..Parameters::SIZE_MIN].copy_from_slice(&discard.to_bytes());
+            bytes[DISCARD_OFFSET..UblkParameters::SIZE_MIN].copy_from_slice(&discard.to_bytes());
         }
         if let Some(mask) = self.alignment_mask {
             bytes[ALIGNMENT_OFFSET..ALIGNMENT_OFFSET + 4].copy_from_slice(&mask.to_le_bytes());
@@ -147,14 +152,14 @@ mod tests {
 
     /// The bytes of a C program that filled the structure of `linux/ublk_cmd.h` of Linux 6.1, and what later kernels define:
     /// the length of a structure with an alignment, its type and its place.
-    const GOLDEN: [u8; Parameters::SIZE] = with_alignment([
+    const GOLDEN: [u8; UblkParameters::SIZE] = with_alignment([
         0x74, 0, 0, 0, 0x13, 0, 0, 0, 0x0c, 0, 0, 0, 0x09, 0x0c, 0x10, 0x0d, 0, 0x08, 0, 0, 0, 0x01, 0, 0, 0,
         0, 0x20, 0, 0, 0, 0, 0, 0xff, 0x0f, 0, 0, 0, 0, 0, 0, 0, 0x02, 0, 0, 0, 0x10, 0, 0, 0, 0, 0x01, 0, 0,
         0x80, 0, 0, 0x01, 0, 0, 0,
     ]);
 
-    const fn with_alignment(bytes: [u8; Parameters::SIZE_MIN]) -> [u8; Parameters::SIZE] {
-        let mut all = [0; Parameters::SIZE];
+    const fn with_alignment(bytes: [u8; UblkParameters::SIZE_MIN]) -> [u8; UblkParameters::SIZE] {
+        let mut all = [0; UblkParameters::SIZE];
         let mut index = 0;
         while index < bytes.len() {
             all[index] = bytes[index];
@@ -185,24 +190,27 @@ mod tests {
             discard_segments_max: 1,
             reserved: 0,
         };
-        let parameters = Parameters { basic, discard: Some(discard), alignment_mask: Some(511) };
+        let parameters = UblkParameters { basic, discard: Some(discard), alignment_mask: Some(511) };
         assert_eq!(parameters.to_bytes(), GOLDEN);
-        assert_eq!(Parameters::decode(&GOLDEN).unwrap(), parameters);
+        assert_eq!(UblkParameters::decode(&GOLDEN).unwrap(), parameters);
         // Of a server that has set no alignment.
         let mut shorter = GOLDEN;
-        shorter[0] = Parameters::SIZE_MIN as u8;
-        assert_eq!(Parameters::decode(&shorter).unwrap(), Parameters { alignment_mask: None, ..parameters });
+        shorter[0] = UblkParameters::SIZE_MIN as u8;
+        assert_eq!(
+            UblkParameters::decode(&shorter).unwrap(),
+            UblkParameters { alignment_mask: None, ..parameters }
+        );
     }
 
     #[test]
     fn parameters_without_a_basis_or_too_short_are_rejected() {
-        assert!(Parameters::decode(&GOLDEN[..Parameters::SIZE - 1]).is_err());
+        assert!(UblkParameters::decode(&GOLDEN[..UblkParameters::SIZE - 1]).is_err());
         let mut short = GOLDEN;
         short[0] = 0x3b;
-        assert!(Parameters::decode(&short).is_err());
+        assert!(UblkParameters::decode(&short).is_err());
         let mut without_basic = GOLDEN;
         without_basic[4] = 0x02;
-        assert!(Parameters::decode(&without_basic).is_err());
+        assert!(UblkParameters::decode(&without_basic).is_err());
     }
 
     proptest! {
@@ -211,17 +219,17 @@ mod tests {
             let mut bytes = GOLDEN;
             bytes[4] = types;
             bytes[Header::SIZE..DISCARD_OFFSET].copy_from_slice(&rest);
-            bytes[DISCARD_OFFSET..Parameters::SIZE_MIN].copy_from_slice(&more);
+            bytes[DISCARD_OFFSET..UblkParameters::SIZE_MIN].copy_from_slice(&more);
             bytes[ALIGNMENT_OFFSET..ALIGNMENT_OFFSET + 4].copy_from_slice(&alignment);
-            match Parameters::decode(&bytes) {
-                Ok(parameters) => prop_assert_eq!(Parameters::decode(&parameters.to_bytes()).unwrap(), parameters),
+            match UblkParameters::decode(&bytes) {
+                Ok(parameters) => prop_assert_eq!(UblkParameters::decode(&parameters.to_bytes()).unwrap(), parameters),
                 Err(_) => prop_assert_eq!(types & 1, 0),
             }
         }
 
         #[test]
         fn any_bytes_decode_or_fail(bytes in proptest::collection::vec(any::<u8>(), 0..150)) {
-            let _ = Parameters::decode(&bytes);
+            let _ = UblkParameters::decode(&bytes);
         }
     }
 }

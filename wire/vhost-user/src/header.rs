@@ -105,7 +105,7 @@ requests! {
 
 /// The first 12 bytes of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Header {
+pub struct VhostUserHeader {
     /// Number of the request; it may be unknown. A reply has that of its request.
     pub request: u32,
     /// It is a reply.
@@ -121,25 +121,25 @@ const VERSION: u32 = 1;
 const REPLY: u32 = 1 << 2;
 const NEED_REPLY: u32 = 1 << 3;
 
-impl Header {
+impl VhostUserHeader {
     /// Bytes on the wire.
     pub const SIZE: usize = 12;
 
     /// The header of a request without acknowledgement.
-    pub const fn request(request: u32, payload_bytes: u32) -> Header {
-        Header { request, is_reply: false, needs_reply: false, payload_bytes }
+    pub const fn request(request: u32, payload_bytes: u32) -> VhostUserHeader {
+        VhostUserHeader { request, is_reply: false, needs_reply: false, payload_bytes }
     }
 
     /// The header of the reply to this request.
-    pub const fn reply(&self, payload_bytes: u32) -> Header {
-        Header { request: self.request, is_reply: true, needs_reply: false, payload_bytes }
+    pub const fn reply(&self, payload_bytes: u32) -> VhostUserHeader {
+        VhostUserHeader { request: self.request, is_reply: true, needs_reply: false, payload_bytes }
     }
 
     /// Decodes a header. Undefined flags are ignored.
     ///
     /// # Errors
     /// The version is not 1.
-    pub fn decode(from: &[u8; Header::SIZE]) -> Result<Header, DecodeError> {
+    pub fn decode(from: &[u8; VhostUserHeader::SIZE]) -> Result<VhostUserHeader, DecodeError> {
         let mut rest: &[u8] = from;
         let request = u32::from_le_bytes(codec::next_field(&mut rest));
         let flags = u32::from_le_bytes(codec::next_field(&mut rest));
@@ -147,7 +147,7 @@ impl Header {
         if flags & VERSION_MASK != VERSION {
             return Err(DecodeError::value("vhost-user version", 4, (flags & VERSION_MASK).into()));
         }
-        Ok(Header {
+        Ok(VhostUserHeader {
             request,
             is_reply: flags & REPLY != 0,
             needs_reply: flags & NEED_REPLY != 0,
@@ -156,10 +156,10 @@ impl Header {
     }
 
     /// Encodes the header; the inverse of [`decode`](Self::decode).
-    pub fn to_bytes(&self) -> [u8; Header::SIZE] {
+    pub fn to_bytes(&self) -> [u8; VhostUserHeader::SIZE] {
         let reply = if self.is_reply { REPLY } else { 0 };
         let flags = VERSION | reply | if self.needs_reply { NEED_REPLY } else { 0 };
-        let mut bytes = [0; Header::SIZE];
+        let mut bytes = [0; VhostUserHeader::SIZE];
         let mut rest: &mut [u8] = &mut bytes;
         codec::put_field(&mut rest, &self.request.to_le_bytes());
         codec::put_field(&mut rest, &flags.to_le_bytes());

@@ -1,6 +1,6 @@
 //! Encodings of the vhost-user protocol: a virtio device that another process serves.
 //!
-//! The front-end (QEMU, libblkio) sends [`Header`]s with a [`FrontendRequest`] and a payload over a UNIX socket, and the
+//! The front-end (QEMU, libblkio) sends [`VhostUserHeader`]s with a [`FrontendRequest`] and a payload over a UNIX socket, and the
 //! back-end answers some of them. Memory is described by [`MemoryRegion`]s, whose files travel as ancillary data of the
 //! socket and are not part of this crate; virtqueues by [`VringState`] and [`VringAddress`]. With
 //! [`ProtocolFeatures::BACKEND_REQ`] the back-end sends [`BackendRequest`]s over a socket of their own. Requests in
@@ -9,10 +9,10 @@
 //! `docs/interop/vhost-user.rst`.
 //!
 //! ```
-//! use wire_vhost_user::{FrontendRequest, Header, VringState};
+//! use wire_vhost_user::{FrontendRequest, VhostUserHeader, VringState};
 //! let state = VringState { index: 1, value: 256 };
-//! let header = Header::request(FrontendRequest::SetVringNum.to_wire(), VringState::SIZE as u32);
-//! assert_eq!(Header::decode(&header.to_bytes())?, header);
+//! let header = VhostUserHeader::request(FrontendRequest::SetVringNum.to_wire(), VringState::SIZE as u32);
+//! assert_eq!(VhostUserHeader::decode(&header.to_bytes())?, header);
 //! assert_eq!(VringState::decode(&state.to_bytes())?, state);
 //! # Ok::<(), wire_vhost_user::DecodeError>(())
 //! ```
@@ -26,7 +26,7 @@ mod requests;
 mod vring;
 
 pub use codec::DecodeError;
-pub use header::{BackendRequest, FrontendRequest, Header};
+pub use header::{BackendRequest, FrontendRequest, VhostUserHeader};
 pub use memory::{LogBase, MemoryRegion, MemoryTable, SingleRegion};
 pub use requests::{ConfigHeader, ProtocolFeatures, U64Payload};
 pub use vring::{VringAddress, VringDescriptor, VringState, vring_flags};

@@ -8,13 +8,16 @@ use wire_vhost_user::*;
 #[test]
 fn a_message_has_the_layout_of_the_specification() {
     // Request, flags (version 1, need_reply), size.
-    let header = Header { needs_reply: true, ..Header::request(FrontendRequest::SetMemTable.to_wire(), 40) };
+    let header = VhostUserHeader {
+        needs_reply: true,
+        ..VhostUserHeader::request(FrontendRequest::SetMemTable.to_wire(), 40)
+    };
     assert_eq!(header.to_bytes(), [5, 0, 0, 0, 9, 0, 0, 0, 40, 0, 0, 0]);
     assert_eq!(header.reply(8).to_bytes(), [5, 0, 0, 0, 5, 0, 0, 0, 8, 0, 0, 0]);
-    let change = Header::request(BackendRequest::ConfigChange.to_wire(), 0);
+    let change = VhostUserHeader::request(BackendRequest::ConfigChange.to_wire(), 0);
     assert_eq!(change.to_bytes(), [2, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]);
     for version in [0, 2, 3] {
-        assert!(Header::decode(&[1, 0, 0, 0, version, 0, 0, 0, 0, 0, 0, 0]).is_err());
+        assert!(VhostUserHeader::decode(&[1, 0, 0, 0, version, 0, 0, 0, 0, 0, 0, 0]).is_err());
     }
 }
 
@@ -94,8 +97,8 @@ proptest! {
         if let Ok(table) = MemoryTable::decode(&bytes) {
             prop_assert_eq!(MemoryTable::decode(&table.to_bytes()), Ok(table));
         }
-        if let Some(Ok(header)) = bytes.first_chunk().map(Header::decode) {
-            prop_assert_eq!(Header::decode(&header.to_bytes()), Ok(header));
+        if let Some(Ok(header)) = bytes.first_chunk().map(VhostUserHeader::decode) {
+            prop_assert_eq!(VhostUserHeader::decode(&header.to_bytes()), Ok(header));
         }
     }
 

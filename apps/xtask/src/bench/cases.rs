@@ -549,6 +549,15 @@ pub(super) const ALL: &[Benchmark] = &[
         BenchmarkKind::InstructionsConfigured("Null0", "trace_enable_tpoint_group", r#"{ "name": "bdev" }"#),
     ),
     case(
+        "instructions-null-split",
+        "the same on a split bdev of a null device",
+        BenchmarkKind::InstructionsConfigured(
+            "Null0p0",
+            "bdev_split_create",
+            r#"{ "base_bdev": "Null0", "split_count": 1 }"#,
+        ),
+    ),
+    case(
         "instructions-null-raid0",
         "the same on a raid0 of two null devices",
         BenchmarkKind::InstructionsConfigured(

@@ -1,10 +1,10 @@
 use wire_nvme::protection::{GuardFormat, Protection, ProtectionType};
 
 use super::*;
-use crate::{Accel, Cipher, Engine, Injection, OpStats, TweakMode};
+use crate::{Accel, AccelOpStats, Cipher, Engine, Injection, TweakMode};
 
 fn executed(accel: &Accel, op: AccelOp) -> (u64, u64, u64) {
-    let OpStats { executed, failed, bytes } = accel.stats()[op.index()];
+    let AccelOpStats { executed, failed, bytes } = accel.stats()[op.index()];
     (executed, failed, bytes)
 }
 

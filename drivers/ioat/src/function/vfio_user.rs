@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
-use ::vfio_user::{BAR0, ClientConfig, ClientError, VfioUserClient};
+use ::vfio_user::{BAR0, ClientConfig, VfioUserClient, VfioUserError};
 use dma::{ChunkMemory, Dma, DmaError, RegionMapping};
 use wire_ioat::registers;
 
@@ -63,7 +63,7 @@ impl Client {
     }
 
     /// What a failed access reads as is said once an access; the channel fails with the first.
-    fn failed(&self, error: &ClientError) {
+    fn failed(&self, error: &VfioUserError) {
         log::warn!(target: "ioat", "{}: {error}", self.client);
     }
 }

@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use ::vfio_user::{BAR0, ClientConfig, ClientError, VfioUserClient};
+use ::vfio_user::{BAR0, ClientConfig, VfioUserClient, VfioUserError};
 use dma::{ChunkMemory, Dma, DmaError};
 use reactor::Core;
 use rustix::event::{EventfdFlags, eventfd};
@@ -51,12 +51,12 @@ pub(super) fn open(
     Ok(Box::new(VfioUserDevice { name, client, mapped: Mutex::default() }))
 }
 
-fn other(error: &ClientError) -> DeviceError {
+fn other(error: &VfioUserError) -> DeviceError {
     DeviceError::Other(error.to_string())
 }
 
 impl VfioUserDevice {
-    fn failed(&self, error: &ClientError) -> DeviceError {
+    fn failed(&self, error: &VfioUserError) -> DeviceError {
         if self.client.is_present() { other(error) } else { DeviceError::Gone }
     }
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use file_lock::LockMode;
 
-use super::{FileError, LOCKED};
+use super::{EngineFileError, LOCKED};
 
 /// Excludes other processes from a regular file or a block device, those that serve it for reading included, until the last copy is
 /// dropped. A process has one lock of a file, whatever the number of jobs and names. It is taken by the process that
@@ -47,8 +47,8 @@ impl WriteLock {
     ///
     /// # Errors
     /// A file that cannot be opened, a regular one for writing, or the process that has locked it.
-    pub fn take(path: &str) -> Result<Option<WriteLock>, FileError> {
-        let failed = |what| move |error| FileError { path: path.to_string(), what, error };
+    pub fn take(path: &str) -> Result<Option<WriteLock>, EngineFileError> {
+        let failed = |what| move |error| EngineFileError { path: path.to_string(), what, error };
         let kind = std::fs::metadata(path).map_err(failed("open"))?.file_type();
         if !kind.is_file() && !kind.is_block_device() {
             return Ok(None);

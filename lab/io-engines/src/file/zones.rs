@@ -7,7 +7,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 
 use os::DeviceZone;
 
-use super::FileError;
+use super::EngineFileError;
 
 /// The zones of a file, which decide what a discard does.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -45,8 +45,8 @@ impl DeviceZones {
     ///
     /// # Errors
     /// A device that cannot be opened, for writing if `writes`.
-    pub fn open(path: &str, writes: bool) -> Result<Option<DeviceZones>, FileError> {
-        let failed = |what| move |error| FileError { path: path.to_string(), what, error };
+    pub fn open(path: &str, writes: bool) -> Result<Option<DeviceZones>, EngineFileError> {
+        let failed = |what| move |error| EngineFileError { path: path.to_string(), what, error };
         let found = std::fs::metadata(path).map_err(failed("open"))?;
         if !found.file_type().is_block_device() {
             return Ok(None);

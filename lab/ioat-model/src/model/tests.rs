@@ -28,7 +28,7 @@ fn started(ops: &[DescriptorOp]) -> (IoatModel, Flat) {
     let (mut model, mut memory) = (IoatModel::new(), Flat(vec![0; 0x1000]));
     for (index, op) in (0..).zip(ops) {
         let at = RING_AT + index * DESCRIPTOR_BYTES as u64;
-        let words = Descriptor { op: *op, reports: true, next: at + DESCRIPTOR_BYTES as u64 }.encode();
+        let words = IoatDescriptor { op: *op, reports: true, next: at + DESCRIPTOR_BYTES as u64 }.encode();
         for (word, at) in words.iter().zip((at..).step_by(8)) {
             assert!(memory.write_word(at, *word));
         }

@@ -45,7 +45,7 @@ pub struct ReplicatedCell {
 
 /// The difference of both sides in one cell, or over all cells.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Effect {
+pub struct ReplicateEffect {
     /// Geometric mean of the second side divided by that of the first.
     pub ratio: f64,
     /// The confidence interval of the ratio; `None` if a side has too few replicates.
@@ -56,11 +56,11 @@ pub struct Effect {
 
 /// The effects of one metric.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Effects {
+pub struct ReplicateEffects {
     /// One for each cell, `None` where a side has no positive value.
-    pub cells: Vec<Option<Effect>>,
+    pub cells: Vec<Option<ReplicateEffect>>,
     /// The geometric mean of all cells' ratios.
-    pub overall: Option<Effect>,
+    pub overall: Option<ReplicateEffect>,
 }
 
 /// A side of a cell in logarithms.
@@ -112,7 +112,7 @@ impl CommonEffects {
 }
 
 /// Compares both sides in every cell, with intervals at `level` (0 to 1).
-pub fn compare_replicates(cells: &[ReplicatedCell], order: ReplicateOrder, level: f64) -> Effects {
+pub fn compare_replicates(cells: &[ReplicatedCell], order: ReplicateOrder, level: f64) -> ReplicateEffects {
     let sides: Vec<Option<(Side, Side)>> =
         cells.iter().map(|cell| Some((Side::new(&cell.a)?, Side::new(&cell.b)?))).collect();
     let both = || sides.iter().flatten();
@@ -126,7 +126,7 @@ pub fn compare_replicates(cells: &[ReplicatedCell], order: ReplicateOrder, level
     let own: Vec<Scatter> = own_scatter(&sides, &common_a, &common_b);
     let pooled = pooled_scatter(&own);
     let mut total = (0.0f64, 0.0f64, 0.0f64);
-    let effects: Vec<Option<Effect>> = sides
+    let effects: Vec<Option<ReplicateEffect>> = sides
         .iter()
         .zip(pooled)
         .map(|(sides, scatter)| {
@@ -148,7 +148,7 @@ pub fn compare_replicates(cells: &[ReplicatedCell], order: ReplicateOrder, level
         let known = common.degrees_of_freedom > 0.0;
         effect(sum / count, if known { vec![own, part(common, factor)] } else { Vec::new() }, level)
     });
-    Effects { cells: effects, overall }
+    ReplicateEffects { cells: effects, overall }
 }
 
 /// The scatter of each cell around its means and the common effects. With few cells, the common effect cannot be told
@@ -181,9 +181,9 @@ fn part(scatter: Scatter, factor: f64) -> Scatter {
 }
 
 /// An effect whose variance is the sum of `parts`; without parts, or if one of them is unknown, it has no interval.
-fn effect(difference: f64, parts: Vec<Scatter>, level: f64) -> Effect {
+fn effect(difference: f64, parts: Vec<Scatter>, level: f64) -> ReplicateEffect {
     let ratio = difference.exp();
-    let unknown = Effect { ratio, interval: None, p_value: None };
+    let unknown = ReplicateEffect { ratio, interval: None, p_value: None };
     if parts.is_empty() || parts.iter().any(|part| part.degrees_of_freedom <= 0.0) {
         return unknown;
     }
@@ -205,7 +205,7 @@ fn effect(difference: f64, parts: Vec<Scatter>, level: f64) -> Effect {
         true => 2.0 * distribution.cdf(-(difference / error).abs()),
         false => f64::from(difference == 0.0),
     };
-    Effect { ratio, interval: Some(ConfidenceInterval { low, high }), p_value: Some(p_value) }
+    ReplicateEffect { ratio, interval: Some(ConfidenceInterval { low, high }), p_value: Some(p_value) }
 }
 
 /// The p-values corrected for their number by Benjamini and Hochberg: among those that are at most `x`, a share of at

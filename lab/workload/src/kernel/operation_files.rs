@@ -1,6 +1,6 @@
 //! The files and directories of jobs that create, query or delete them.
 
-use io_engines::{EngineFile, FileOperation};
+use io_engines::{EngineFile, MetadataOperation};
 
 use super::paths;
 use crate::jobfile::PerfJob;
@@ -8,7 +8,7 @@ use crate::run::RunError;
 
 /// Creates what the job queries or deletes, after all names were checked and before any copy starts. A name that is of
 /// another kind than the job's files, such as a device or a symbolic link, is rejected, so that none is ever deleted.
-pub(super) fn prepare(job: &PerfJob, operation: FileOperation) -> Result<(), RunError> {
+pub(super) fn prepare(job: &PerfJob, operation: MetadataOperation) -> Result<(), RunError> {
     let of_directories = operation.is_of_directories();
     let copies = if job.filenames.is_empty() { job.numjobs } else { 1 };
     let mut missing = Vec::new();

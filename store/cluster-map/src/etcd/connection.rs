@@ -4,7 +4,7 @@ use std::io::{self, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
-use super::files::FileError;
+use super::files::EtcdFileError;
 use super::response::ResponseDecoder;
 use super::tls::{TlsSettings, TlsStream};
 
@@ -31,7 +31,7 @@ pub(crate) enum HttpError {
     #[error("{0}")]
     Tls(String),
     #[error("{0}")]
-    File(#[from] FileError),
+    File(#[from] EtcdFileError),
 }
 
 impl HttpError {

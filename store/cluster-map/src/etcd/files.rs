@@ -75,31 +75,31 @@ impl EtcdFiles {
     }
 
     /// Reads one of the files. All are treated as secrets, also those that are none.
-    pub(crate) fn read(named: &NamedFile, path: &Path) -> Result<Secret, FileError> {
+    pub(crate) fn read(named: &NamedFile, path: &Path) -> Result<Secret, EtcdFileError> {
         let read = match named.is_private {
             true => return read_private(path, FILE_BYTES_MAX),
             false => read_public(path),
         };
-        read.map(Secret::new).map_err(|reason| FileError::new(path, reason))
+        read.map(Secret::new).map_err(|reason| EtcdFileError::new(path, reason))
     }
 }
 
 /// A file cannot be used.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{}: {reason}", .path.display())]
-pub(crate) struct FileError {
+pub(crate) struct EtcdFileError {
     path: PathBuf,
     reason: String,
 }
 
-impl FileError {
-    pub(super) fn new(path: &Path, reason: impl ToString) -> FileError {
-        FileError { path: path.to_path_buf(), reason: reason.to_string() }
+impl EtcdFileError {
+    pub(super) fn new(path: &Path, reason: impl ToString) -> EtcdFileError {
+        EtcdFileError { path: path.to_path_buf(), reason: reason.to_string() }
     }
 }
 
-impl From<FileError> for MapError {
-    fn from(FileError { path, reason }: FileError) -> MapError {
+impl From<EtcdFileError> for MapError {
+    fn from(EtcdFileError { path, reason }: EtcdFileError) -> MapError {
         MapError::Storage { what: format!("in etcd needs {}", path.display()), reason }
     }
 }
@@ -107,9 +107,9 @@ impl From<FileError> for MapError {
 /// Reads a file of at most this many bytes that its owner alone can use.
 ///
 /// # Errors
-/// [`FileError`] names it.
-pub(super) fn read_private(path: &Path, bytes_max: usize) -> Result<Secret, FileError> {
-    Secret::read(path, bytes_max).map_err(|error| FileError::new(path, error))
+/// [`EtcdFileError`] names it.
+pub(super) fn read_private(path: &Path, bytes_max: usize) -> Result<Secret, EtcdFileError> {
+    Secret::read(path, bytes_max).map_err(|error| EtcdFileError::new(path, error))
 }
 
 /// Reads certificates, which others may read and which may be behind a symbolic link.

@@ -29,7 +29,7 @@ fn number<'de, D: Deserializer<'de>>(from: D) -> Result<i64, D::Error> {
 }
 
 #[derive(Debug, Default, Deserialize)]
-pub(super) struct Header {
+pub(super) struct ResponseHeader {
     #[serde(default, deserialize_with = "number")]
     pub(super) revision: i64,
 }
@@ -49,7 +49,7 @@ pub(super) struct KeyValue {
 #[derive(Debug, Default, Deserialize)]
 pub(super) struct RangeAnswer {
     #[serde(default)]
-    pub(super) header: Header,
+    pub(super) header: ResponseHeader,
     #[serde(default)]
     pub(super) kvs: Vec<KeyValue>,
     #[serde(default)]
@@ -110,7 +110,7 @@ pub(super) struct StreamLine<T> {
 #[derive(Debug, Deserialize)]
 pub(super) struct WatchAnswer {
     #[serde(default)]
-    pub(super) header: Header,
+    pub(super) header: ResponseHeader,
     #[serde(default)]
     pub(super) created: bool,
     #[serde(default)]

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use secret::Secret;
 
-use super::files::{FileError, read_private};
+use super::files::{EtcdFileError, read_private};
 use super::messages::Refusal;
 use crate::MapError;
 
@@ -50,10 +50,10 @@ impl EtcdUser {
     /// Reads the user in a file that its owner alone can read.
     ///
     /// # Errors
-    /// [`FileError`].
-    pub(super) fn load(path: &Path) -> Result<EtcdUser, FileError> {
+    /// [`EtcdFileError`].
+    pub(super) fn load(path: &Path) -> Result<EtcdUser, EtcdFileError> {
         let text = read_private(path, USER_BYTES_MAX)?;
-        EtcdUser::parse(text.reveal()).map_err(|reason| FileError::new(path, reason))
+        EtcdUser::parse(text.reveal()).map_err(|reason| EtcdFileError::new(path, reason))
     }
 }
 

@@ -14,7 +14,7 @@ use rustls::{AlertDescription, CertificateError, ClientConfig, ClientConnection,
 use secret::Secret;
 
 use super::connection::{HttpError, time_left};
-use super::files::{EtcdFiles, FileError};
+use super::files::{EtcdFileError, EtcdFiles};
 use crate::MapError;
 
 /// The files, and what they had when they were read last.
@@ -46,7 +46,7 @@ impl TlsSettings {
     }
 
     /// What a connection needs. The files are read for each one: certificates are replaced while a process runs.
-    fn config(&self) -> Result<Arc<ClientConfig>, FileError> {
+    fn config(&self) -> Result<Arc<ClientConfig>, EtcdFileError> {
         let mut contents = FileContents::default();
         for (content, (named, path)) in contents.iter_mut().zip(self.files.of_tls()) {
             if let Some(path) = path {
@@ -62,7 +62,7 @@ impl TlsSettings {
         Ok(config)
     }
 
-    fn build(&self, contents: &FileContents) -> Result<Arc<ClientConfig>, FileError> {
+    fn build(&self, contents: &FileContents) -> Result<Arc<ClientConfig>, EtcdFileError> {
         let [ca, certificate, key] =
             contents.each_ref().map(|file| file.as_ref().map_or(&[][..], Secret::reveal));
         let (Some(ca_path), certificate_path, key_path) =
@@ -71,9 +71,9 @@ impl TlsSettings {
             unreachable!("it was checked")
         };
         let mut roots = RootCertStore::empty();
-        for root in certificates(ca).map_err(|reason| FileError::new(ca_path, reason))? {
+        for root in certificates(ca).map_err(|reason| EtcdFileError::new(ca_path, reason))? {
             let unusable =
-                |error| FileError::new(ca_path, format!("a certificate of it cannot be used: {error}"));
+                |error| EtcdFileError::new(ca_path, format!("a certificate of it cannot be used: {error}"));
             roots.add(root).map_err(unusable)?;
         }
         let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -85,10 +85,12 @@ impl TlsSettings {
         let (Some(certificate_path), Some(key_path)) = (certificate_path, key_path) else {
             return Ok(Arc::new(builder.with_no_client_auth()));
         };
-        let chain = certificates(certificate).map_err(|reason| FileError::new(certificate_path, reason))?;
+        let chain =
+            certificates(certificate).map_err(|reason| EtcdFileError::new(certificate_path, reason))?;
         // Not with the parser's reason, which may have a line of the key.
-        let key = PrivateKeyDer::from_pem_slice(key)
-            .map_err(|_| FileError::new(key_path, "it has no private key in PEM, without a passphrase"))?;
+        let key = PrivateKeyDer::from_pem_slice(key).map_err(|_| {
+            EtcdFileError::new(key_path, "it has no private key in PEM, without a passphrase")
+        })?;
         let config = builder.with_client_auth_cert(chain, key).map_err(|error| {
             let reason = match error {
                 Error::InconsistentKeys(_) => {
@@ -96,7 +98,7 @@ impl TlsSettings {
                 }
                 error => format!("it cannot be used: {error}"),
             };
-            FileError::new(key_path, reason)
+            EtcdFileError::new(key_path, reason)
         })?;
         Ok(Arc::new(config))
     }

@@ -1,6 +1,6 @@
 //! The order of commands, in a session with one connection or several (RFC 7143, section 4.2.2.1).
 
-use wire_iscsi::{HEADER_BYTES, Header, Opcode, RESERVED_TAG, TaskFunction};
+use wire_iscsi::{BasicHeader, HEADER_BYTES, Opcode, RESERVED_TAG, TaskFunction};
 
 use super::Session;
 use crate::failure::IscsiViolation;
@@ -19,7 +19,7 @@ enum Place {
 
 impl Place {
     fn of(header: &[u8; HEADER_BYTES]) -> Place {
-        let Ok(common) = Header::decode(header) else { return Place::None };
+        let Ok(common) = BasicHeader::decode(header) else { return Place::None };
         let word =
             |at: usize| u32::from_be_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
         match common.opcode {

@@ -5,7 +5,7 @@ use scsi::Command;
 use slots::Slot;
 use target_shell::{IoContext, NoMemory, PduData};
 use wire_iscsi::{
-    DataOut, Header, LogoutReason, LogoutReply, LogoutRequest, LogoutResponse, NopIn, NopOut, Opcode,
+    BasicHeader, DataOut, LogoutReason, LogoutReply, LogoutRequest, LogoutResponse, NopIn, NopOut, Opcode,
     RESERVED_TAG, RejectReason, ScsiCommand,
 };
 
@@ -46,7 +46,7 @@ impl Session {
         segments: &[u8],
         out: &mut PduWriter,
     ) -> Result<Sink, IscsiViolation> {
-        let Ok(common) = Header::decode(header) else {
+        let Ok(common) = BasicHeader::decode(header) else {
             self.reject(header, RejectReason::CommandNotSupported, out);
             return Ok(Sink::Discard);
         };
@@ -88,7 +88,7 @@ impl Session {
         is_intact: bool,
         out: &mut PduWriter,
     ) -> Result<(), IscsiViolation> {
-        let Ok(common) = Header::decode(header) else { return Ok(()) };
+        let Ok(common) = BasicHeader::decode(header) else { return Ok(()) };
         if !is_intact {
             self.reject(header, RejectReason::DataDigestError, out);
             if let Sink::Command(slot) = sink {

@@ -27,7 +27,7 @@ struct Received {
 
 impl Received {
     fn opcode(&self) -> Opcode {
-        Header::decode(&self.header).unwrap().opcode
+        BasicHeader::decode(&self.header).unwrap().opcode
     }
 
     fn response(&self) -> ScsiResponse {
@@ -111,7 +111,7 @@ impl Initiator {
         if self.header_digest {
             assert_eq!(self.take(target, DIGEST_BYTES)?, digest(&[&header]));
         }
-        let length = Header::lengths(&header).1 as usize;
+        let length = BasicHeader::lengths(&header).1 as usize;
         let mut data = self.take(target, padded(length))?;
         if self.data_digest && length > 0 {
             assert_eq!(self.take(target, DIGEST_BYTES)?, digest(&[&data]));

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use wire_nbd::{
-    ClientFlags, ExportReply, Greeting, HandshakeFlags, Info, InfoRequest, OPTION_REPLY_ERROR, OptionCode,
+    ClientFlags, ExportReply, HandshakeFlags, Info, InfoRequest, NbdGreeting, OPTION_REPLY_ERROR, OptionCode,
     OptionHeader, OptionReplyHeader, OptionReplyKind,
 };
 
@@ -32,9 +32,9 @@ pub(super) fn connect(path: &Path, export: &str) -> io::Result<(UnixStream, Expo
 
 fn negotiate(stream: &mut (impl Read + Write), export: &str) -> io::Result<ExportReply> {
     let invalid = |error| io::Error::new(ErrorKind::InvalidData, error);
-    let mut greeting = [0; Greeting::SIZE];
+    let mut greeting = [0; NbdGreeting::SIZE];
     stream.read_exact(&mut greeting)?;
-    if !Greeting::decode(&greeting).map_err(invalid)?.flags.contains(HandshakeFlags::FIXED_NEWSTYLE) {
+    if !NbdGreeting::decode(&greeting).map_err(invalid)?.flags.contains(HandshakeFlags::FIXED_NEWSTYLE) {
         return Err(ErrorKind::Unsupported.into());
     }
     let mut data = Vec::new();

@@ -33,7 +33,7 @@ impl Session {
         }
         let mut request = completion.into_request();
         let data = request.take_data();
-        if command.command == Command::Read
+        if command.command == NbdCommand::Read
             && command.error.is_none()
             && let Some(data) = data
         {

@@ -4,7 +4,7 @@ use block_io::{Op, RequestFlags};
 use dma::{Buffer, Data};
 use slots::Slot;
 use target_shell::{IoContext, NoMemory, ReceiveBuffer, SendQueue, TransferReport};
-use wire_nbd::{Command, CommandFlags};
+use wire_nbd::{CommandFlags, NbdCommand};
 
 use super::edge::Edge;
 use super::scan::Scan;
@@ -15,7 +15,7 @@ use crate::limits::{HOLE_BYTES_MIN, PIECES_MAX, READ_PIECE_BYTES, WRITE_PIECE_BY
 /// The newest command, from `position` on.
 pub(super) struct Issuing {
     slot: Slot,
-    command: Command,
+    command: NbdCommand,
     position: u64,
     end: u64,
     /// The part of a write whose payload is being received.
@@ -51,12 +51,12 @@ enum Pause {
 }
 
 impl Issuing {
-    pub(super) fn new(slot: Slot, command: Command, position: u64, end: u64) -> Issuing {
+    pub(super) fn new(slot: Slot, command: NbdCommand, position: u64, end: u64) -> Issuing {
         Issuing { slot, command, position, end, piece: None }
     }
 
     pub(super) fn needs_payload(&self) -> bool {
-        self.command == Command::Write
+        self.command == NbdCommand::Write
     }
 
     pub(super) fn transfers(&self, report: &mut TransferReport) {
@@ -111,18 +111,18 @@ impl Session {
     ) -> bool {
         let Some(mut issuing) = self.issuing.take() else { return true };
         let issued = match issuing.command {
-            Command::Read => self.issue_read(&mut issuing, out, context),
-            Command::Write => self.issue_write(&mut issuing, inbound, out, context),
-            Command::WriteZeroes => self.issue_zeroes(&mut issuing, out, context),
-            Command::Trim => self.issue_trim(&mut issuing, out, context),
-            Command::Flush => {
+            NbdCommand::Read => self.issue_read(&mut issuing, out, context),
+            NbdCommand::Write => self.issue_write(&mut issuing, inbound, out, context),
+            NbdCommand::WriteZeroes => self.issue_zeroes(&mut issuing, out, context),
+            NbdCommand::Trim => self.issue_trim(&mut issuing, out, context),
+            NbdCommand::Flush => {
                 self.begin_piece(issuing.slot);
                 let flush = plain(Role::Piece.tag(issuing.slot), Op::Flush, 0, 0, RequestFlags::NONE);
                 self.submit(issuing.slot, flush, out, context);
                 Ok(())
             }
-            Command::BlockStatus => self.issue_scan(&issuing, out, context),
-            Command::Cache | Command::Disc => Ok(()),
+            NbdCommand::BlockStatus => self.issue_scan(&issuing, out, context),
+            NbdCommand::Cache | NbdCommand::Disc => Ok(()),
         };
         if let Err(Pause::Wait) = issued {
             self.issuing = Some(issuing);

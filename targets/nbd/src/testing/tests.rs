@@ -31,7 +31,7 @@ impl Client {
         hello.extend(OptionHeader { option: OptionCode::ExportName as u32, length: 4 }.to_bytes());
         hello.extend(b"disk");
         client.send(target, &hello);
-        client.read(target, Greeting::SIZE + options.len() * OptionReplyHeader::SIZE);
+        client.read(target, NbdGreeting::SIZE + options.len() * OptionReplyHeader::SIZE);
         let export =
             ExportReply::decode(client.read(target, ExportReply::SIZE).first_chunk().unwrap()).unwrap();
         assert_eq!(export.size, DISK_BYTES as u64);
@@ -66,7 +66,7 @@ impl Client {
     fn request(
         &mut self,
         target: &mut SimulatedTarget,
-        command: Command,
+        command: NbdCommand,
         offset: usize,
         data: &[u8],
         length: usize,
@@ -120,17 +120,17 @@ fn data_survives_any_segmentation() {
             match below(4) {
                 0 | 1 => {
                     let data: Vec<u8> = (0..length).map(|_| below(256) as u8).collect();
-                    client.request(&mut target, Command::Write, offset, &data, length);
+                    client.request(&mut target, NbdCommand::Write, offset, &data, length);
                     image[offset..offset + length].copy_from_slice(&data);
                     assert_eq!(client.reply(&mut target).error, 0, "seed {seed}");
                 }
                 2 => {
-                    client.request(&mut target, Command::WriteZeroes, offset, &[], length);
+                    client.request(&mut target, NbdCommand::WriteZeroes, offset, &[], length);
                     image[offset..offset + length].fill(0);
                     assert_eq!(client.reply(&mut target).error, 0, "seed {seed}");
                 }
                 _ => {
-                    client.request(&mut target, Command::Read, offset, &[], length);
+                    client.request(&mut target, NbdCommand::Read, offset, &[], length);
                     assert_eq!(client.reply(&mut target), SimpleReply { error: 0, cookie: offset as u64 });
                     let data = client.read(&mut target, length);
                     assert!(data == image[offset..offset + length], "seed {seed}, step {step}");
@@ -153,14 +153,14 @@ fn a_peer_that_owes_payload_or_does_not_read_is_closed_and_an_idle_one_is_not() 
     let mut target = SimulatedTarget::new(1, NetworkFaults::default());
     let mut idle = Client::begin(&mut target);
     assert_eq!(idle.seconds_until_closed(&mut target, true, 3600), None);
-    idle.request(&mut target, Command::Write, 0, &[1; 1000], 2000);
+    idle.request(&mut target, NbdCommand::Write, 0, &[1; 1000], 2000);
     let seconds = idle.seconds_until_closed(&mut target, true, 600).unwrap();
     assert!((25..=40).contains(&seconds), "{seconds}");
 
     let mut deaf = Client::begin(&mut target);
     for _ in 0..200 {
         let mut bytes = vec![0; 28];
-        let (flags, command) = (CommandFlags::empty(), Command::Read.into());
+        let (flags, command) = (CommandFlags::empty(), NbdCommand::Read.into());
         let header = RequestHeader { flags, command, cookie: 1, offset: 0, length: DISK_BYTES as u64 };
         header.encode(HeaderForm::Compact, &mut bytes);
         target.send(deaf.id, &bytes);
@@ -186,7 +186,7 @@ fn arbitrary_traffic_leaves_nothing_behind() {
 fn a_flush_has_no_range_whatever_its_fields_say() {
     let mut target = SimulatedTarget::new(1, NetworkFaults::default());
     let mut client = Client::begin(&mut target);
-    client.request(&mut target, Command::Flush, usize::MAX, &[], u32::MAX as usize);
+    client.request(&mut target, NbdCommand::Flush, usize::MAX, &[], u32::MAX as usize);
     assert_eq!(client.reply(&mut target).error, 0);
 }
 
@@ -199,7 +199,8 @@ fn a_write_of_qemu_10_has_payload_without_the_flag() {
     write.extend([0, 0, 0, 0, 0, 0, 0x10, 0, 0, 0, 0, 0, 0, 0, 0x10, 0]);
     write.extend([0x5a; 4096]);
     let flags = CommandFlags::empty();
-    let read = RequestHeader { flags, command: Command::Read.into(), cookie: 2, offset: 4096, length: 4096 };
+    let read =
+        RequestHeader { flags, command: NbdCommand::Read.into(), cookie: 2, offset: 4096, length: 4096 };
     let mut bytes = [0; 32];
     read.encode(HeaderForm::Extended, &mut bytes);
     write.extend(bytes);
@@ -222,9 +223,9 @@ fn a_request_waits_for_a_bounded_number_of_requests_of_other_connections() {
         let mut honest = clients.pop().unwrap();
         let before = target.reads();
         for client in &mut clients {
-            (0..burst).for_each(|_| client.request(&mut target, Command::Read, 0, &[], bytes));
+            (0..burst).for_each(|_| client.request(&mut target, NbdCommand::Read, 0, &[], bytes));
         }
-        honest.request(&mut target, Command::Read, 0, &[], BLOCK_BYTES);
+        honest.request(&mut target, NbdCommand::Read, 0, &[], BLOCK_BYTES);
         assert_eq!(target.reads(), before, "nothing was sent in turns before");
         assert_eq!(honest.reply(&mut target).error, 0);
         // What all others may begin in the turn in which it arrives, and in the one before.
@@ -272,7 +273,7 @@ fn a_reservation_of_another_host_refuses_writes_or_all_io_until_it_is_released()
     let mut target = SimulatedTarget::new(1, NetworkFaults::default());
     // It is connected, and has written, before.
     let mut client = Client::begin(&mut target);
-    client.request(&mut target, Command::Write, 0, &[7; BLOCK_BYTES], BLOCK_BYTES);
+    client.request(&mut target, NbdCommand::Write, 0, &[7; BLOCK_BYTES], BLOCK_BYTES);
     assert_eq!(client.reply(&mut target).error, 0);
     for (kind, reads) in
         [(ReservationType::WriteExclusive, true), (ReservationType::ExclusiveAccessRegistrants, false)]
@@ -280,25 +281,25 @@ fn a_reservation_of_another_host_refuses_writes_or_all_io_until_it_is_released()
         reserve(&target, kind);
         // The last is a part of a block, which the target reads and compares first.
         for (command, length) in [
-            (Command::Write, BLOCK_BYTES),
-            (Command::Write, DISK_BYTES),
-            (Command::WriteZeroes, BLOCK_BYTES),
-            (Command::Trim, BLOCK_BYTES),
-            (Command::Flush, 0),
-            (Command::Write, 10),
+            (NbdCommand::Write, BLOCK_BYTES),
+            (NbdCommand::Write, DISK_BYTES),
+            (NbdCommand::WriteZeroes, BLOCK_BYTES),
+            (NbdCommand::Trim, BLOCK_BYTES),
+            (NbdCommand::Flush, 0),
+            (NbdCommand::Write, 10),
         ] {
-            let data = if command == Command::Write { &[9; DISK_BYTES][..length] } else { &[] };
+            let data = if command == NbdCommand::Write { &[9; DISK_BYTES][..length] } else { &[] };
             client.request(&mut target, command, 0, data, length);
             assert_eq!(client.reply(&mut target).error, EPERM, "{kind:?} {command:?} {length}");
         }
-        client.request(&mut target, Command::Read, 0, &[], BLOCK_BYTES);
+        client.request(&mut target, NbdCommand::Read, 0, &[], BLOCK_BYTES);
         let reply = client.reply(&mut target);
         assert_eq!(reply.error, if reads { 0 } else { EPERM }, "{kind:?}");
         if reads {
             assert_eq!(client.read(&mut target, BLOCK_BYTES), [7; BLOCK_BYTES]);
         }
         unreserve(&target);
-        client.request(&mut target, Command::Write, 0, &[7; BLOCK_BYTES], BLOCK_BYTES);
+        client.request(&mut target, NbdCommand::Write, 0, &[7; BLOCK_BYTES], BLOCK_BYTES);
         assert_eq!(client.reply(&mut target).error, 0);
     }
 }
@@ -311,14 +312,14 @@ fn parts_of_a_block_that_one_connection_writes_take_turns() {
     let mut client = Client::begin(&mut target);
     let before = target.reads();
     for part in 0..PARTS {
-        client.request(&mut target, Command::Write, part * BYTES, &[part as u8 + 1; BYTES], BYTES);
+        client.request(&mut target, NbdCommand::Write, part * BYTES, &[part as u8 + 1; BYTES], BYTES);
     }
     for _ in 0..PARTS {
         assert_eq!(client.reply(&mut target).error, 0);
     }
     // None began again.
     assert_eq!(target.reads() - before, PARTS as u64);
-    client.request(&mut target, Command::Read, 0, &[], BLOCK_BYTES);
+    client.request(&mut target, NbdCommand::Read, 0, &[], BLOCK_BYTES);
     assert_eq!(client.reply(&mut target).error, 0);
     let block = client.read(&mut target, BLOCK_BYTES);
     let expected: Vec<u8> = (0..PARTS).flat_map(|part| [part as u8 + 1; BYTES]).collect();
@@ -328,8 +329,8 @@ fn parts_of_a_block_that_one_connection_writes_take_turns() {
 /// Whether a read and a write of 64 KiB are answered within a millisecond.
 fn is_served(client: &mut Client, target: &mut SimulatedTarget) -> bool {
     const BYTES: usize = 64 << 10;
-    client.request(target, Command::Read, 0, &[], BYTES);
-    client.request(target, Command::Write, 0, &[7; BYTES], BYTES);
+    client.request(target, NbdCommand::Read, 0, &[], BYTES);
+    client.request(target, NbdCommand::Write, 0, &[7; BYTES], BYTES);
     for _ in 0..100 {
         target.poll();
         target.receive(client.id, &mut client.received);
@@ -350,15 +351,15 @@ fn clients_that_never_read_trickle_or_owe_payload_do_not_stop_others() {
         // Deaf.
         (
             |client, target| {
-                (0..16).for_each(|_| client.request(target, Command::Read, 0, &[], 64 << 10));
+                (0..16).for_each(|_| client.request(target, NbdCommand::Read, 0, &[], 64 << 10));
             },
             wait,
         ),
         // Silent, after a part of the payload.
-        (|client, target| client.request(target, Command::Write, 0, &[1; 100], 256 << 10), wait),
+        (|client, target| client.request(target, NbdCommand::Write, 0, &[1; 100], 256 << 10), wait),
         // The same, and 4 bytes each 4 s.
         (
-            |client, target| client.request(target, Command::Write, 0, &[1; 100], 256 << 10),
+            |client, target| client.request(target, NbdCommand::Write, 0, &[1; 100], 256 << 10),
             |client, target, second| {
                 if second % 4 == 0 {
                     target.send(client.id, &[1; 4]);
@@ -405,7 +406,7 @@ fn a_slow_client_is_served_while_there_is_memory() {
     let mut target = SimulatedTarget::new(1, NetworkFaults::default());
     let mut client = Client::begin(&mut target);
     // 2 KiB each 10 s of a write, and then of a read: far longer than any time-out.
-    client.request(&mut target, Command::Write, 0, &[], 64 << 10);
+    client.request(&mut target, NbdCommand::Write, 0, &[], 64 << 10);
     for _ in 0..32 {
         for _ in 0..10 {
             target.now_ns += 1_000_000_000;
@@ -414,7 +415,7 @@ fn a_slow_client_is_served_while_there_is_memory() {
         client.send(&mut target, &[9; 2048]);
     }
     assert_eq!(client.reply(&mut target).error, 0);
-    client.request(&mut target, Command::Read, 0, &[], DISK_BYTES);
+    client.request(&mut target, NbdCommand::Read, 0, &[], DISK_BYTES);
     let mut left = 16 + DISK_BYTES;
     while left > 0 {
         for _ in 0..10 {

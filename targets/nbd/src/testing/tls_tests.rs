@@ -17,7 +17,7 @@ impl SecureClient {
     fn connect(target: &mut SimulatedTarget) -> SecureClient {
         let id = target.connect();
         let mut client = SecureClient { id, received: Vec::new(), session: None };
-        assert!(client.read(target, Greeting::SIZE).is_some());
+        assert!(client.read(target, NbdGreeting::SIZE).is_some());
         client.send(target, &[0, 0, 0, 3]);
         client
     }
@@ -126,7 +126,7 @@ impl SecureClient {
     fn request(
         &mut self,
         target: &mut SimulatedTarget,
-        command: Command,
+        command: NbdCommand,
         data: &[u8],
         length: usize,
     ) -> SimpleReply {
@@ -150,8 +150,8 @@ fn an_export_for_tls_is_written_and_read_over_any_network() {
         assert_eq!(client.go(&mut target, "private"), Some(OptionReplyKind::Ack));
         let data: Vec<u8> = (0..200_000u32).map(|number| (number / 3) as u8).collect();
         let done = SimpleReply { error: 0, cookie: 7 };
-        assert_eq!(client.request(&mut target, Command::Write, &data, data.len()), done, "seed {seed}");
-        assert_eq!(client.request(&mut target, Command::Read, &[], data.len()), done);
+        assert_eq!(client.request(&mut target, NbdCommand::Write, &data, data.len()), done, "seed {seed}");
+        assert_eq!(client.request(&mut target, NbdCommand::Read, &[], data.len()), done);
         assert!(client.read(&mut target, data.len()).unwrap() == data, "seed {seed}");
     }
 }
@@ -185,7 +185,7 @@ fn what_was_negotiated_before_tls_is_forgotten() {
     client.start_tls(&mut target, client_key()).unwrap();
     client.go(&mut target, "disk").unwrap();
     // A simple reply, where a structured one would have another magic number.
-    assert_eq!(client.request(&mut target, Command::Read, &[], 512), SimpleReply { error: 0, cookie: 7 });
+    assert_eq!(client.request(&mut target, NbdCommand::Read, &[], 512), SimpleReply { error: 0, cookie: 7 });
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use block_io::Status;
-use vfio_user::{ClientConfig, ClientError};
+use vfio_user::{ClientConfig, VfioUserError};
 use wire_nvme::opcode::{AdminOpcode, NvmOpcode};
 use wire_nvme::registers::offset;
 use wire_nvme::{DataPointer, Sqe, admin, aer, log};
@@ -465,7 +465,7 @@ fn truncating_shared_memory_disconnects_only_that_client() {
     loop {
         match host.client.read_u32(0, 0) {
             Ok(_) => assert!(start.elapsed() < Duration::from_secs(20)),
-            Err(ClientError::Disconnected) => break,
+            Err(VfioUserError::Disconnected) => break,
             Err(other) => panic!("{other}"),
         }
     }

@@ -4,7 +4,7 @@ use std::os::unix::fs::PermissionsExt;
 
 use block_io::Status;
 use nvmf::VfioUserFault;
-use vfio_user::{BAR0, CONFIG, ClientError, VfioUserClient};
+use vfio_user::{BAR0, CONFIG, VfioUserClient, VfioUserError};
 use wire_nvme::opcode::{AdminOpcode, NvmOpcode};
 use wire_nvme::registers::offset;
 use wire_nvme::{Sqe, admin};
@@ -186,7 +186,7 @@ fn the_next_client_is_accepted_after_the_last_disconnects() {
     // A second client waits and times out.
     let config =
         vfio_user::ClientConfig { timeout: std::time::Duration::from_millis(200), ..Default::default() };
-    assert!(matches!(VfioUserClient::connect(&rig.directory, &config), Err(ClientError::Timeout(..))));
+    assert!(matches!(VfioUserClient::connect(&rig.directory, &config), Err(VfioUserError::Timeout(..))));
     host.identify(1, 0);
 }
 
@@ -196,11 +196,11 @@ fn removing_a_listener_or_subsystem_disconnects_clients() {
     let host = VfioUserTestHost::connect(&rig.directory);
     rig.target.remove_listener(NQN, rig.address()).unwrap();
     assert!(!rig.socket().exists());
-    assert!(matches!(host.client.read_u32(BAR0, 0), Err(ClientError::Disconnected)));
+    assert!(matches!(host.client.read_u32(BAR0, 0), Err(VfioUserError::Disconnected)));
     rig.target.add_listener(NQN, rig.address()).unwrap();
     let host = VfioUserTestHost::connect(&rig.directory);
     rig.target.delete_subsystem(NQN).unwrap();
-    assert!(matches!(host.client.read_u32(BAR0, 0), Err(ClientError::Disconnected)));
+    assert!(matches!(host.client.read_u32(BAR0, 0), Err(VfioUserError::Disconnected)));
     assert!(!rig.socket().exists());
 }
 
@@ -231,13 +231,13 @@ fn a_host_that_is_not_allowed_is_disconnected() {
     let rig = VfioUserTestTarget::new();
     rig.target.allow_any_host(NQN, false).unwrap();
     let config = vfio_user::ClientConfig { timeout: std::time::Duration::from_secs(5), ..Default::default() };
-    assert!(matches!(VfioUserClient::connect(&rig.directory, &config), Err(ClientError::Disconnected)));
+    assert!(matches!(VfioUserClient::connect(&rig.directory, &config), Err(VfioUserError::Disconnected)));
     rig.target.allow_any_host(NQN, true).unwrap();
     let host = VfioUserTestHost::connect(&rig.directory);
     rig.target.allow_any_host(NQN, false).unwrap();
     // The reactor knows it now, and may answer before it closes the connection.
     let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
-    while !matches!(host.client.read_u32(BAR0, 0), Err(ClientError::Disconnected)) {
+    while !matches!(host.client.read_u32(BAR0, 0), Err(VfioUserError::Disconnected)) {
         assert!(std::time::Instant::now() < end, "the host is still connected");
     }
 }
@@ -307,7 +307,7 @@ fn injected_faults_take_effect() {
     assert_eq!(host.read(offset::VS), 0xffff_ffff);
     assert!(host.poll(&mut idle).is_none());
     inject(VfioUserFault::Disconnect);
-    assert!(matches!(host.client.read_u32(BAR0, 0), Err(ClientError::Disconnected)));
+    assert!(matches!(host.client.read_u32(BAR0, 0), Err(VfioUserError::Disconnected)));
     drop(host);
     VfioUserTestHost::connect(&rig.directory);
 }

@@ -1,7 +1,7 @@
 use block_io::Status;
 use dma::{Arena, ArenaConfig};
 use random::WyRand;
-use wire_ublk::Operation;
+use wire_ublk::UblkOperation;
 
 use super::*;
 
@@ -11,7 +11,7 @@ fn pool(chunks: usize) -> Pool {
     Pool::new(&Arena::new(ArenaConfig { limit_bytes: chunks << 21, hugepages: false, ..Default::default() }))
 }
 
-fn descriptor(operation: Operation, sectors: u32) -> IoDescriptor {
+fn descriptor(operation: UblkOperation, sectors: u32) -> IoDescriptor {
     IoDescriptor { op_flags: operation as u32, sectors, start_sector: 8, address: 0 }
 }
 
@@ -38,7 +38,7 @@ impl Bench {
         Bench { queue, pool: pool(chunks), actions }
     }
 
-    fn fetched(&mut self, tag: u16, operation: Operation, sectors: u32) {
+    fn fetched(&mut self, tag: u16, operation: UblkOperation, sectors: u32) {
         self.commanded(tag, 0, None, descriptor(operation, sectors));
     }
 
@@ -48,7 +48,7 @@ impl Bench {
 
     /// A write for which the driver has been given memory, which holds `sectors` at most.
     fn get_data(&mut self, tag: u16, sectors: u32) -> Data {
-        self.commanded(tag, NEED_GET_DATA, None, descriptor(Operation::Write, sectors));
+        self.commanded(tag, NEED_GET_DATA, None, descriptor(UblkOperation::Write, sectors));
         match self.action() {
             QueueAction::Command { tag: of, request: IoRequest::NeedGetData, data: Some(data), .. } => {
                 assert_eq!(of, tag);
@@ -83,7 +83,7 @@ impl Bench {
 #[test]
 fn data_of_a_write_comes_from_the_kernel_and_that_of_a_read_goes_to_it() {
     let mut bench = Bench::new(4, 4);
-    bench.fetched(2, Operation::Write, 8);
+    bench.fetched(2, UblkOperation::Write, 8);
     let QueueAction::CopyIn { tag: 2, bytes: 4096, mut data } = bench.action() else { panic!("no copy") };
     data.copy_from(0, &[7; 4096]);
     bench.queue.on_copied(2, 4096, Some(data), &mut bench.actions);
@@ -92,7 +92,7 @@ fn data_of_a_write_comes_from_the_kernel_and_that_of_a_read_goes_to_it() {
     bench.queue.on_completed(request.complete(Status::SUCCESS), &mut bench.actions);
     assert_eq!(bench.committed(), (2, 4096));
 
-    bench.fetched(2, Operation::Read, 1);
+    bench.fetched(2, UblkOperation::Read, 1);
     bench.complete(Status::SUCCESS);
     let QueueAction::CopyOut { tag: 2, bytes: 512, data } = bench.action() else { panic!("no copy") };
     bench.queue.on_copied(2, 512, Some(data), &mut bench.actions);
@@ -105,14 +105,14 @@ fn a_driver_that_copies_is_given_memory_for_a_write_and_the_data_of_a_read() {
     let mut bench = Bench::with_path(4, 4, UblkDataPath::GetData);
     let mut data = bench.get_data(2, 8);
     data.copy_from(0, &[7; 4096]);
-    bench.commanded(2, 0, Some(data), descriptor(Operation::Write, 8));
+    bench.commanded(2, 0, Some(data), descriptor(UblkOperation::Write, 8));
     let QueueAction::Submit(request) = bench.action() else { panic!("no write") };
     assert_eq!((request.op, request.lba, request.blocks), (Op::Write, 8, 8));
     bench.queue.on_completed(request.complete(Status::SUCCESS), &mut bench.actions);
     assert_eq!(bench.committed(), (2, 4096));
     assert_eq!(bench.queue.buffered_bytes, 0);
 
-    bench.fetched(2, Operation::Read, 1);
+    bench.fetched(2, UblkOperation::Read, 1);
     bench.complete(Status::SUCCESS);
     let QueueAction::Command { tag: 2, request: IoRequest::CommitAndFetch, result: 512, data: Some(data) } =
         bench.action()
@@ -120,7 +120,7 @@ fn a_driver_that_copies_is_given_memory_for_a_write_and_the_data_of_a_read() {
         panic!("the read is not committed with its data")
     };
     // The next request of the tag may come before the driver's copy is reported.
-    bench.fetched(2, Operation::Flush, 0);
+    bench.fetched(2, UblkOperation::Flush, 0);
     bench.complete(Status::SUCCESS);
     assert_eq!(bench.committed(), (2, 0));
     assert_eq!(bench.queue.buffered_bytes, 512);
@@ -131,7 +131,7 @@ fn a_driver_that_copies_is_given_memory_for_a_write_and_the_data_of_a_read() {
 #[test]
 fn pages_that_the_driver_has_registered_go_to_the_device_as_they_are() {
     let mut bench = Bench::new(2, 4);
-    for operation in [Operation::Write, Operation::Read] {
+    for operation in [UblkOperation::Write, UblkOperation::Read] {
         let pages = RegisteredPages { index: 1025, bytes: 4096 };
         bench.queue.on_pages(1, pages, &descriptor(operation, 8), &bench.pool, &mut bench.actions);
         let QueueAction::Submit(request) = bench.action() else { panic!("no request") };
@@ -145,19 +145,19 @@ fn pages_that_the_driver_has_registered_go_to_the_device_as_they_are() {
     }
     // A request without data, one that is refused, and pages that are not those of the descriptor.
     let pages = RegisteredPages { index: 1025, bytes: 512 };
-    bench.queue.on_pages(1, pages, &descriptor(Operation::Flush, 0), &bench.pool, &mut bench.actions);
+    bench.queue.on_pages(1, pages, &descriptor(UblkOperation::Flush, 0), &bench.pool, &mut bench.actions);
     bench.complete(Status::SUCCESS);
     assert_eq!(bench.committed(), (1, 0));
-    bench.queue.on_pages(1, pages, &descriptor(Operation::Read, 0), &bench.pool, &mut bench.actions);
+    bench.queue.on_pages(1, pages, &descriptor(UblkOperation::Read, 0), &bench.pool, &mut bench.actions);
     assert_eq!(bench.committed(), (1, -EINVAL));
-    bench.queue.on_pages(1, pages, &descriptor(Operation::Write, 8), &bench.pool, &mut bench.actions);
+    bench.queue.on_pages(1, pages, &descriptor(UblkOperation::Write, 8), &bench.pool, &mut bench.actions);
     assert!(matches!(bench.action(), QueueAction::CopyIn { bytes: 4096, .. }));
 }
 
 #[test]
 fn what_a_reservation_of_another_host_excludes_is_committed_as_the_kernel_says_it() {
     let mut bench = Bench::with_path(1, 4, UblkDataPath::GetData);
-    bench.fetched(0, Operation::Read, 1);
+    bench.fetched(0, UblkOperation::Read, 1);
     bench.complete(Status::RESERVATION_CONFLICT.do_not_retry());
     // EBADE, which the driver makes a reservation conflict (BLK_STS_RESV_CONFLICT) of.
     assert_eq!(bench.committed(), (0, -52));
@@ -166,11 +166,11 @@ fn what_a_reservation_of_another_host_excludes_is_committed_as_the_kernel_says_i
 #[test]
 fn a_read_that_fails_is_committed_without_data() {
     let mut bench = Bench::with_path(1, 4, UblkDataPath::GetData);
-    bench.fetched(0, Operation::Read, 1);
+    bench.fetched(0, UblkOperation::Read, 1);
     bench.complete(Status::LBA_OUT_OF_RANGE);
     assert_eq!(bench.committed(), (0, -Status::LBA_OUT_OF_RANGE.to_errno().0));
     // Refused before there is memory for it.
-    bench.fetched(0, Operation::Read, 0);
+    bench.fetched(0, UblkOperation::Read, 0);
     assert_eq!(bench.committed(), (0, -EINVAL));
     assert_eq!(bench.queue.buffered_bytes, 0);
 }
@@ -181,7 +181,7 @@ fn a_write_is_refused_after_its_data_was_copied() {
     let mut bench = Bench::with_path(1, 4, UblkDataPath::GetData);
     bench.queue.shape.read_only = true;
     let data = bench.get_data(0, 8);
-    bench.commanded(0, 0, Some(data), descriptor(Operation::Write, 8));
+    bench.commanded(0, 0, Some(data), descriptor(UblkOperation::Write, 8));
     assert_eq!(bench.committed(), (0, -crate::plan::EROFS));
     assert_eq!(bench.queue.buffered_bytes, 0);
 }
@@ -190,7 +190,7 @@ fn a_write_is_refused_after_its_data_was_copied() {
 fn a_write_of_which_a_part_was_copied_is_written_in_part() {
     let mut bench = Bench::with_path(1, 4, UblkDataPath::GetData);
     let data = bench.get_data(0, 64);
-    bench.commanded(0, 0, Some(data), descriptor(Operation::Write, 16));
+    bench.commanded(0, 0, Some(data), descriptor(UblkOperation::Write, 16));
     assert_eq!(bench.queue.buffered_bytes, 8192);
     let QueueAction::Submit(request) = bench.action() else { panic!("no write") };
     assert_eq!((request.blocks, request.data().unwrap().len()), (16, 8192));
@@ -204,13 +204,13 @@ fn a_tag_may_get_another_request_than_the_one_that_memory_was_given_for() {
     // The driver queues a request again of which it could copy nothing; another one may get its tag.
     let mut bench = Bench::with_path(1, 4, UblkDataPath::GetData);
     let data = bench.get_data(0, 8);
-    bench.commanded(0, 0, Some(data), descriptor(Operation::Read, 16));
+    bench.commanded(0, 0, Some(data), descriptor(UblkOperation::Read, 16));
     assert_eq!(bench.queue.buffered_bytes, 8192, "the buffer of the read alone");
     bench.complete(Status::WRITE_FAULT);
     assert!(bench.committed().1 < 0);
     // A larger write has to ask for memory of its own.
     let data = bench.get_data(0, 8);
-    bench.commanded(0, NEED_GET_DATA, Some(data), descriptor(Operation::Write, 16));
+    bench.commanded(0, NEED_GET_DATA, Some(data), descriptor(UblkOperation::Write, 16));
     let QueueAction::Command { request: IoRequest::NeedGetData, data: Some(data), .. } = bench.action()
     else {
         panic!("no memory")
@@ -226,7 +226,7 @@ fn writes_wait_for_memory_in_their_order_before_the_driver_copies() {
     let mut bench = Bench::with_path(8, 1, UblkDataPath::GetData);
     let sectors = crate::limits::IO_BYTES_MAX / 512;
     for tag in 0..8 {
-        bench.commanded(tag, NEED_GET_DATA, None, descriptor(Operation::Write, sectors));
+        bench.commanded(tag, NEED_GET_DATA, None, descriptor(UblkOperation::Write, sectors));
     }
     let admitted = bench.actions.len();
     assert!((1..8).contains(&admitted) && bench.queue.is_waiting(), "{admitted}");
@@ -247,7 +247,7 @@ fn writes_wait_for_memory_in_their_order_before_the_driver_copies() {
 #[test]
 fn a_queue_ends_when_the_driver_has_copied_the_last_read() {
     let mut bench = Bench::with_path(1, 4, UblkDataPath::GetData);
-    bench.fetched(0, Operation::Read, 1);
+    bench.fetched(0, UblkOperation::Read, 1);
     bench.complete(Status::SUCCESS);
     let QueueAction::Command { data: Some(data), .. } = bench.action() else { panic!("no data") };
     bench.commanded(0, -ENODEV, None, IoDescriptor::default());
@@ -259,20 +259,20 @@ fn a_queue_ends_when_the_driver_has_copied_the_last_read() {
 #[test]
 fn errors_of_the_device_and_of_copies_reach_the_kernel() {
     let mut bench = Bench::new(1, 4);
-    bench.fetched(0, Operation::Read, 1);
+    bench.fetched(0, UblkOperation::Read, 1);
     bench.complete(Status::LBA_OUT_OF_RANGE);
     assert_eq!(bench.committed(), (0, -Status::LBA_OUT_OF_RANGE.to_errno().0));
-    bench.fetched(0, Operation::Flush, 0);
+    bench.fetched(0, UblkOperation::Flush, 0);
     bench.complete(Status::SUCCESS);
     assert_eq!(bench.committed(), (0, 0));
     // A copy that is short, and one that fails.
     for result in [511, -14] {
-        bench.fetched(0, Operation::Write, 1);
+        bench.fetched(0, UblkOperation::Write, 1);
         let QueueAction::CopyIn { data, .. } = bench.action() else { panic!("no copy") };
         bench.queue.on_copied(0, result, Some(data), &mut bench.actions);
         assert_eq!(bench.committed(), (0, -EIO));
     }
-    bench.fetched(0, Operation::WriteSame, 1);
+    bench.fetched(0, UblkOperation::WriteSame, 1);
     assert_eq!(bench.committed(), (0, -crate::plan::EOPNOTSUPP));
     assert_eq!(bench.queue.buffered_bytes, 0);
 }
@@ -283,7 +283,7 @@ fn requests_wait_for_buffers_in_their_order() {
     let mut bench = Bench::new(8, 1);
     let sectors = crate::limits::IO_BYTES_MAX / 512;
     for tag in 0..8 {
-        bench.fetched(tag, Operation::Write, sectors);
+        bench.fetched(tag, UblkOperation::Write, sectors);
     }
     let copied = |action: &QueueAction| matches!(action, QueueAction::CopyIn { .. });
     let admitted = bench.actions.len();
@@ -305,7 +305,7 @@ fn requests_wait_for_buffers_in_their_order() {
 fn a_queue_has_a_limited_amount_of_buffers() {
     let mut bench = Bench::new(64, 64);
     for tag in 0..64 {
-        bench.fetched(tag, Operation::Read, crate::limits::IO_BYTES_MAX / 512);
+        bench.fetched(tag, UblkOperation::Read, crate::limits::IO_BYTES_MAX / 512);
     }
     assert_eq!(bench.actions.len(), QUEUE_BYTES_MAX / crate::limits::IO_BYTES_MAX as usize);
 }
@@ -313,7 +313,7 @@ fn a_queue_has_a_limited_amount_of_buffers() {
 #[test]
 fn a_queue_ends_with_its_last_tag() {
     let mut bench = Bench::new(2, 4);
-    bench.fetched(0, Operation::Read, 1);
+    bench.fetched(0, UblkOperation::Read, 1);
     bench.commanded(1, -ENODEV, None, IoDescriptor::default());
     assert!(!bench.queue.has_ended(), "a request is in flight");
     bench.complete(Status::INVALID_NAMESPACE_OR_FORMAT);
@@ -347,8 +347,8 @@ fn commit_every_request_once(path: UblkDataPath) {
         let fetches = !is_over && !idle.is_empty() && random.below(2) == 0;
         if fetches || bench.actions.is_empty() && !idle.is_empty() && !is_over {
             let tag = idle.swap_remove(random.below(idle.len() as u64) as usize);
-            let operation = Operation::ALL[random.below(6) as usize];
-            let asks = path == UblkDataPath::GetData && operation == Operation::Write;
+            let operation = UblkOperation::ALL[random.below(6) as usize];
+            let asks = path == UblkDataPath::GetData && operation == UblkOperation::Write;
             let result = if asks { NEED_GET_DATA } else { 0 };
             bench.commanded(tag, result, None, descriptor(operation, random.below(1024) as u32));
             fetched += 1;
@@ -363,7 +363,7 @@ fn commit_every_request_once(path: UblkDataPath) {
         match bench.actions.swap_remove(at) {
             QueueAction::Command { tag, request: IoRequest::NeedGetData, data, .. } => {
                 let sectors = data.as_ref().unwrap().len() as u32 / 512;
-                bench.commanded(tag, 0, data, descriptor(Operation::Write, sectors));
+                bench.commanded(tag, 0, data, descriptor(UblkOperation::Write, sectors));
             }
             QueueAction::Command { tag, request, result, data } => {
                 assert_eq!(

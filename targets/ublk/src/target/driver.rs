@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use bdev::Descriptor;
 use os::{UblkControl, UblkDataPath, UblkDevice, UblkQueueFile};
 use reactor::blocking;
-use wire_ublk::{DeviceInfo, DeviceState, Features, Parameters};
+use wire_ublk::{DeviceInfo, Features, UblkDeviceState, UblkParameters};
 
 use crate::UblkError;
 use crate::core_queue::QueueStart;
@@ -145,7 +145,8 @@ impl Driver {
             }
             result => result,
         };
-        let is_dead = |left: &DeviceInfo| DeviceState::from_number(left.state) == Some(DeviceState::Dead);
+        let is_dead =
+            |left: &DeviceInfo| UblkDeviceState::from_number(left.state) == Some(UblkDeviceState::Dead);
         let deadline = Instant::now() + RECOVERY_TIMEOUT;
         loop {
             let left = read(self)?;
@@ -170,7 +171,7 @@ impl Driver {
     }
 
     /// Sets the parameters of a device that was added, or deletes it.
-    fn set_parameters(&mut self, device: UblkDevice, parameters: &Parameters) -> Result<(), UblkError> {
+    fn set_parameters(&mut self, device: UblkDevice, parameters: &UblkParameters) -> Result<(), UblkError> {
         // The commands of an unprivileged device need its node, which udev makes and gives to the user.
         let is_temporary = |error: &io::Error| device.unprivileged && lacks_node(error);
         let set = retry(NODE_TIMEOUT, is_temporary, || {

@@ -14,7 +14,8 @@ use rustix::event::{EventfdFlags, eventfd};
 use sockets::Wait;
 use vhost::{VhostBlkConfig, VhostTarget};
 use wire_vhost_user::{
-    FrontendRequest, Header, MemoryRegion, MemoryTable, U64Payload, VringAddress, VringDescriptor, VringState,
+    FrontendRequest, MemoryRegion, MemoryTable, U64Payload, VhostUserHeader, VringAddress, VringDescriptor,
+    VringState,
 };
 use wire_virtio::blk::{RequestHeader, RequestKind};
 use wire_virtio::descriptor_flags::{INDIRECT, NEXT, WRITE};
@@ -148,7 +149,12 @@ impl Frontend {
         self.set(FrontendRequest::SetMemTable, &table, &[self.file.as_fd()]);
     }
 
-    pub(crate) fn send_message(&self, header: &Header, payload: &[u8], descriptors: &[BorrowedFd<'_>]) {
+    pub(crate) fn send_message(
+        &self,
+        header: &VhostUserHeader,
+        payload: &[u8],
+        descriptors: &[BorrowedFd<'_>],
+    ) {
         let bytes = [&header.to_bytes(), payload].concat();
         let sent = sockets::send_with_descriptors(
             &*self.stream.borrow(),
@@ -162,7 +168,11 @@ impl Frontend {
 
     /// Sends a request that is not acknowledged.
     pub(crate) fn send(&self, request: FrontendRequest, payload: &[u8], descriptors: &[BorrowedFd<'_>]) {
-        self.send_message(&Header::request(request.to_wire(), payload.len() as u32), payload, descriptors);
+        self.send_message(
+            &VhostUserHeader::request(request.to_wire(), payload.len() as u32),
+            payload,
+            descriptors,
+        );
     }
 
     /// Sends a request and returns its acknowledgement.
@@ -172,8 +182,8 @@ impl Frontend {
         payload: &[u8],
         descriptors: &[BorrowedFd<'_>],
     ) -> Option<u64> {
-        let header = Header::request(request.to_wire(), payload.len() as u32);
-        self.send_message(&Header { needs_reply: true, ..header }, payload, descriptors);
+        let header = VhostUserHeader::request(request.to_wire(), payload.len() as u32);
+        self.send_message(&VhostUserHeader { needs_reply: true, ..header }, payload, descriptors);
         let bytes = self.reply(request)?;
         Some(U64Payload::decode(&bytes).unwrap().value)
     }
@@ -199,9 +209,9 @@ impl Frontend {
 
     /// Receives the payload of a reply; `None` if the connection is closed.
     pub(crate) fn reply(&self, request: FrontendRequest) -> Option<Vec<u8>> {
-        let mut header = [0; Header::SIZE];
+        let mut header = [0; VhostUserHeader::SIZE];
         (&*self.stream.borrow()).read_exact(&mut header).ok()?;
-        let header = Header::decode(&header).unwrap();
+        let header = VhostUserHeader::decode(&header).unwrap();
         assert!(header.is_reply && header.request == request.to_wire(), "{header:?} answers {request:?}");
         let mut payload = vec![0; header.payload_bytes as usize];
         (&*self.stream.borrow()).read_exact(&mut payload).ok()?;

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use vhost::VhostBlkConfig;
 use wire_vhost_user::{
-    FrontendRequest, Header, MemoryRegion, MemoryTable, SingleRegion, VringAddress, VringState,
+    FrontendRequest, MemoryRegion, MemoryTable, SingleRegion, VhostUserHeader, VringAddress, VringState,
 };
 use wire_virtio::Features;
 use wire_virtio::blk::{RequestHeader, RequestKind};
@@ -219,7 +219,7 @@ fn messages_that_violate_the_protocol_cost_the_connection() {
     ];
     for (request, payload) in messages {
         let frontend = Frontend::connect(&target.socket());
-        let header = Header::request(request, payload.len() as u32);
+        let header = VhostUserHeader::request(request, payload.len() as u32);
         frontend.send_message(&header, &payload, &[]);
         assert!(frontend.is_closed(), "request {request} with {payload:?}");
     }

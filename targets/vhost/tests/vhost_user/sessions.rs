@@ -10,7 +10,7 @@ use sockets::{ReceivedDescriptors, Wait};
 use vhost::VhostBlkConfig;
 use wire_vhost_user::inflight::InflightDescription;
 use wire_vhost_user::{
-    BackendRequest, ConfigHeader, FrontendRequest, Header, LogBase, SingleRegion, U64Payload,
+    BackendRequest, ConfigHeader, FrontendRequest, LogBase, SingleRegion, U64Payload, VhostUserHeader,
 };
 use wire_virtio::Features;
 use wire_virtio::blk::{BlkConfig, RequestHeader, RequestKind};
@@ -33,12 +33,12 @@ pub(crate) fn inflight_memory(
     let payload = [&asked.to_bytes()[..], &[0; 4]].concat();
     frontend.send(FrontendRequest::GetInflightFd, &payload, &[]);
     let mut descriptors = ReceivedDescriptors::new(1);
-    let mut bytes = [0; Header::SIZE + 24];
+    let mut bytes = [0; VhostUserHeader::SIZE + 24];
     let stream = frontend.stream.borrow();
     let mut parts = [std::io::IoSliceMut::new(&mut bytes)];
     let count = sockets::receive_with_descriptors(&*stream, &mut parts, &mut descriptors, Wait::Yes).unwrap();
     assert_eq!(count, bytes.len());
-    (InflightDescription::decode(&bytes[Header::SIZE..]).unwrap(), descriptors.pop().unwrap())
+    (InflightDescription::decode(&bytes[VhostUserHeader::SIZE..]).unwrap(), descriptors.pop().unwrap())
 }
 
 pub(crate) fn set_inflight(frontend: &Frontend, memory: &(InflightDescription, OwnedFd)) {
@@ -221,10 +221,10 @@ fn a_resize_is_announced_and_seen() {
     ours.set_read_timeout(Some(TIMEOUT)).unwrap();
     frontend.set(FrontendRequest::SetBackendReqFd, &[], &[theirs.as_fd()]);
     null::resize(&target.registry, "Null0", 8192).unwrap();
-    let mut message = [0; Header::SIZE];
+    let mut message = [0; VhostUserHeader::SIZE];
     (&ours).read_exact(&mut message).unwrap();
-    let expected = Header::request(BackendRequest::ConfigChange.to_wire(), 0);
-    assert_eq!(Header::decode(&message), Ok(expected));
+    let expected = VhostUserHeader::request(BackendRequest::ConfigChange.to_wire(), 0);
+    assert_eq!(VhostUserHeader::decode(&message), Ok(expected));
     let request = [&ConfigHeader { offset: 0, size: 8, flags: 0 }.to_bytes()[..], &[0; 8]].concat();
     frontend.send(FrontendRequest::GetConfig, &request, &[]);
     let reply = frontend.reply(FrontendRequest::GetConfig).unwrap();

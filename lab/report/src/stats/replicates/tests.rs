@@ -42,7 +42,7 @@ fn several_runs_of_one_side_give_an_interval_to_a_single_run_of_the_other() {
 fn a_cell_without_values_has_no_effect() {
     let cells = [cell(&[], &[1.0]), cell(&[0.0, -1.0, f64::NAN], &[1.0, 2.0])];
     let effects = compare_replicates(&cells, ReplicateOrder::SeparateRuns, 0.95);
-    assert_eq!(effects, Effects { cells: vec![None, None], overall: None });
+    assert_eq!(effects, ReplicateEffects { cells: vec![None, None], overall: None });
     assert_eq!(compare_replicates(&[], ReplicateOrder::SeparateRuns, 0.95).overall, None);
 }
 

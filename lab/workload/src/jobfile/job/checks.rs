@@ -1,6 +1,6 @@
 //! Which options go together, and what they mean together.
 
-use io_engines::{EngineKind, FileOperation, SyncMode};
+use io_engines::{EngineKind, MetadataOperation, SyncMode};
 use os::RequestPriorities;
 
 use super::{EngineName, PerfJob};
@@ -247,7 +247,10 @@ impl PerfJob {
     }
 
     /// Options of engines that create, query or delete files: one I/O is one file, and `size` is that of each.
-    pub(super) fn finalize_file_operation(&mut self, operation: Option<FileOperation>) -> Result<(), String> {
+    pub(super) fn finalize_file_operation(
+        &mut self,
+        operation: Option<MetadataOperation>,
+    ) -> Result<(), String> {
         let Some(operation) = operation else {
             let count = self.filenames.len().max(self.nrfiles as usize);
             if self.open_files.is_some_and(|open| (open as usize) < count) {

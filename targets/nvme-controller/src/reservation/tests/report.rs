@@ -1,6 +1,6 @@
 //! Reservation Report.
 
-use wire_nvme::reservation::Registrant;
+use wire_nvme::reservation::RegisteredController;
 
 use super::*;
 
@@ -17,7 +17,7 @@ fn report_lists_every_controller_of_registered_hosts() {
     let ReservationOutcome::Report(bytes) = other.reserve(report, &[]) else { panic!("no report") };
     assert_eq!(bytes.len(), 4096);
     let report = ReservationStatus::decode(&bytes, true).unwrap();
-    let entry = |member: &TestHost, host_id, key, holder| Registrant {
+    let entry = |member: &TestHost, host_id, key, holder| RegisteredController {
         cntlid: member.admin.registration.association.cntlid(),
         holder,
         host_id,
@@ -40,5 +40,8 @@ fn report_lists_every_controller_of_registered_hosts() {
     let report = ReservationReport { extended: true, length_bytes: 128 }.to_sqe();
     let ReservationOutcome::Report(bytes) = other.reserve(report, &[]) else { panic!("no report") };
     let report = ReservationStatus::decode(&bytes, true).unwrap();
-    assert_eq!(report.registrants[0], Registrant { cntlid: 0xffff, holder: true, host_id: A, key: 0xa });
+    assert_eq!(
+        report.registrants[0],
+        RegisteredController { cntlid: 0xffff, holder: true, host_id: A, key: 0xa }
+    );
 }

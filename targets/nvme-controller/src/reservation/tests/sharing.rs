@@ -81,7 +81,7 @@ fn nexus_of_another_target_is_a_registrant_without_host_identifier() {
     let report = ReservationReport { extended: true, length_bytes: 128 }.to_sqe();
     let ReservationOutcome::Report(bytes) = host.reserve(report, &[]) else { panic!("no report") };
     let report = ReservationStatus::decode(&bytes, true).unwrap();
-    let expected = wire::Registrant { cntlid: 0xffff, holder: true, host_id: [0; 16], key: 9 };
+    let expected = wire::RegisteredController { cntlid: 0xffff, holder: true, host_id: [0; 16], key: 9 };
     assert_eq!((report.kind, report.registrants), (Some(ReservationType::ExclusiveAccess), vec![expected]));
     host.register(1);
     let sqe = acquire(AcquireAction::Preempt, ReservationType::ExclusiveAccess).to_sqe();
