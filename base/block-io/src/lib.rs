@@ -24,3 +24,29 @@ pub use channel::Channel;
 pub use protection::{ProtectedData, ProtectionFlags, ProtectionTags};
 pub use request::{Completion, Mismatch, Op, Payload, RegisteredPages, Request, RequestFlags, Tag};
 pub use status::{Errno, FabricsStatus, Status};
+
+/// Whether data is zeroes.
+#[inline]
+pub fn is_zero(data: &[u8]) -> bool {
+    // Nearly all data has other bytes among the first. Of the rest, 64 bytes are looked at together.
+    let is_zero = |bytes: &[u8]| bytes.iter().fold(0, |all, byte| all | byte) == 0;
+    let chunks = data.chunks_exact(64);
+    data.first_chunk::<16>().is_none_or(|first| *first == [0; 16])
+        && is_zero(chunks.remainder())
+        && chunks.clone().all(is_zero)
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn one_byte_makes_data_other_than_zeroes() {
+        for length in [0, 1, 16, 63, 64, 65, 200] {
+            assert!(super::is_zero(&vec![0; length]));
+            for at in 0..length {
+                let mut data = vec![0; length];
+                data[at] = 1;
+                assert!(!super::is_zero(&data), "byte {at} of {length}");
+            }
+        }
+    }
+}

@@ -6,12 +6,12 @@ use std::sync::Arc;
 use accel::{AccelChannel, AccelFailure, AccelOp, CryptoKey, Effect};
 use bdev::stacking::BaseChannel;
 use bdev::{Completion, Request};
-use block_io::{Op, Payload, RequestFlags, Status, Tag};
+use block_io::{Op, Payload, RequestFlags, Status, Tag, is_zero};
 use dma::{Buffer, Data, Pool};
 use os::clock::Clock;
 use slots::{Slab, Slot};
 
-use crate::runs::{copy, for_each_run, is_zero};
+use crate::runs::{copy, for_each_run};
 
 /// Bytes that a request without a private copy is written in, piece by piece, if there is memory.
 const PIECE_BYTES: usize = 128 << 10;

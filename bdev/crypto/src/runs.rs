@@ -48,13 +48,6 @@ pub(crate) fn copy(to: &mut Data, from: &Data) {
     }
 }
 
-/// Whether a block is zeroes.
-#[inline]
-pub(crate) fn is_zero(block: &[u8]) -> bool {
-    // Nearly every block has other bytes among the first.
-    block.first_chunk::<16>().is_none_or(|first| *first == [0; 16]) && block.iter().all(|byte| *byte == 0)
-}
-
 #[cfg(test)]
 mod tests {
     use dma::{Arena, ArenaConfig, Pool};
@@ -97,16 +90,6 @@ mod tests {
             let mut copied = vec![0; total];
             other.copy_to(0, &mut copied);
             assert_eq!(copied, after);
-        }
-    }
-
-    #[test]
-    fn a_block_is_zero_if_all_of_it_is() {
-        for at in [0, 15, 16, 511] {
-            let mut block = [0; 512];
-            assert!(is_zero(&block));
-            block[at] = 1;
-            assert!(!is_zero(&block), "{at}");
         }
     }
 }

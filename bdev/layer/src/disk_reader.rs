@@ -80,17 +80,17 @@ pub enum DiskReadError {
     Unavailable,
 }
 
-/// Blocks, or `None` where the device says that they are a hole, which reads as zeroes.
-type BlocksOrHole = Result<Option<Vec<u8>>, DiskReadError>;
+/// Blocks, or `None` for zeroes.
+type BlocksOrZeroes = Result<Option<Vec<u8>>, DiskReadError>;
 
-type Then = Box<dyn FnOnce(BlocksOrHole) + Send>;
+type Then = Box<dyn FnOnce(BlocksOrZeroes) + Send>;
 
 /// A read that was asked for. It is answered in any case: by its drop at the latest.
 struct DiskRead {
     bdev: String,
     lba: u64,
     blocks: u32,
-    skips_holes: bool,
+    skips_zeroes: bool,
     then: Option<Then>,
 }
 
@@ -122,14 +122,14 @@ impl DiskReader {
         blocks: u32,
         then: impl FnOnce(Result<Vec<u8>, DiskReadError>) + Send + 'static,
     ) {
-        let then = move |read: BlocksOrHole| then(read.map(Option::unwrap_or_default));
+        let then = move |read: BlocksOrZeroes| then(read.map(Option::unwrap_or_default));
         let (bdev, then) = (bdev.to_string(), Some(Box::new(then) as Then));
-        self.begin(DiskRead { bdev, lba, blocks, skips_holes: false, then });
+        self.begin(DiskRead { bdev, lba, blocks, skips_zeroes: false, then });
     }
 
-    /// As [`read`](Self::read), and does not read what the device says is a hole: then `then` is called with
-    /// `None`. A device that does not know reads all.
-    pub fn read_unless_hole(
+    /// As [`read`](Self::read), but `then` is called with `None` for zeroes: where the device says that the
+    /// blocks are a hole, which is not read, and where it was read and has nothing else.
+    pub fn read_unless_zero(
         &self,
         bdev: &str,
         lba: u64,
@@ -137,7 +137,7 @@ impl DiskReader {
         then: impl FnOnce(Result<Option<Vec<u8>>, DiskReadError>) + Send + 'static,
     ) {
         let (bdev, then) = (bdev.to_string(), Some(Box::new(then) as Then));
-        self.begin(DiskRead { bdev, lba, blocks, skips_holes: true, then });
+        self.begin(DiskRead { bdev, lba, blocks, skips_zeroes: true, then });
     }
 
     fn begin(&self, read: DiskRead) {
@@ -203,7 +203,7 @@ impl ReadTurn {
         }
     }
 
-    async fn read_in_time(&self, core: &Core, read: &DiskRead) -> BlocksOrHole {
+    async fn read_in_time(&self, core: &Core, read: &DiskRead) -> BlocksOrZeroes {
         let timeout = self.reader.0.timeout;
         let mut blocks = pin!(read_blocks(&self.reader.0.registry, core, read));
         let mut timer = pin!(core.sleep_ns(timeout.as_nanos() as u64));
@@ -244,7 +244,7 @@ fn channel_of(registry: &Registry, core: &Core, bdev: &str) -> Result<Rc<AsyncCh
     Ok(channel)
 }
 
-async fn read_blocks(registry: &Registry, core: &Core, read: &DiskRead) -> BlocksOrHole {
+async fn read_blocks(registry: &Registry, core: &Core, read: &DiskRead) -> BlocksOrZeroes {
     let DiskRead { bdev, lba, blocks, .. } = read;
     let channel = channel_of(registry, core, bdev)?;
     let geometry = channel.device().geometry();
@@ -253,13 +253,15 @@ async fn read_blocks(registry: &Registry, core: &Core, read: &DiskRead) -> Block
     if *blocks == 0 || bytes > BUFFER_BYTES_MAX as u64 || !is_inside {
         return Err(DiskReadError::Range { bdev: bdev.clone(), lba: *lba, blocks: *blocks });
     }
-    if read.skips_holes && is_hole(&channel, *lba, *blocks).await {
+    if read.skips_zeroes && is_hole(&channel, *lba, *blocks).await {
         return Ok(None);
     }
     let mut buffer = core.pool().take(bytes as usize).ok_or(DiskReadError::Unavailable)?;
-    // A device whose reads do not fill it has no metadata.
-    buffer.clear();
+    if channel.device().bdev().reads_undefined() {
+        buffer.clear();
+    }
     match channel.read(*lba, buffer).await {
+        Ok(buffer) if read.skips_zeroes && block_io::is_zero(buffer.as_slice()) => Ok(None),
         Ok(buffer) => Ok(Some(buffer.as_slice().to_vec())),
         Err((status, _)) => Err(DiskReadError::Failed { bdev: bdev.clone(), status }),
     }

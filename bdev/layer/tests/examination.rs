@@ -231,7 +231,7 @@ fn what_cannot_be_read_is_reported_and_examined() {
 }
 
 #[test]
-fn what_the_device_says_is_a_hole_is_not_read() {
+fn zeroes_are_no_blocks() {
     let program = Program::start(Duration::from_secs(600));
     let params = json!({ "name": "memory", "num_blocks": 64, "block_size": 512 });
     program.plane.invoke("bdev_malloc_create", params).unwrap();
@@ -252,14 +252,15 @@ fn what_the_device_says_is_a_hole_is_not_read() {
     // Memory knows its pages of 4 KiB, the disk knows nothing.
     let expected = [
         ("memory", 0, None),
-        ("memory", 16, Some(0)),
+        ("memory", 16, None),
+        ("memory", 18, Some(0)),
         ("memory", 20, Some(7)),
         ("memory", 24, None),
         ("disk", 0, Some(LABEL[0])),
     ];
     for (name, lba, first) in expected {
         let sender = sender.clone();
-        reader.read_unless_hole(name, lba, 4, move |read| sender.send(read.unwrap()).unwrap());
+        reader.read_unless_zero(name, lba, 4, move |read| sender.send(read.unwrap()).unwrap());
         let read = results.recv_timeout(Duration::from_secs(30)).unwrap();
         assert_eq!(read.map(|blocks| blocks[0]), first, "{name} at {lba}");
     }

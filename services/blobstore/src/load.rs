@@ -266,11 +266,11 @@ impl BlobStoreLoader {
         }
     }
 
-    /// Completes a read of zeroes only, as of a hole of a sparse file: pages need not be looked at.
+    /// Completes a read of nothing but zeroes, as of a hole of a sparse file.
     ///
     /// # Panics
     /// If no such read is in flight.
-    pub fn complete_hole(&mut self, id: u64) {
+    pub fn complete_zeroes(&mut self, id: u64) {
         let read = self.in_flight.get(&id).expect("a read that is in flight");
         let Purpose::Pages { first, page_bytes } = read.purpose else {
             let zeroes = vec![0; read.length as usize];

@@ -38,7 +38,7 @@ pub(crate) struct StoreLoads {
 enum LoadMessage {
     Begin(Examination),
     Cancel(u64),
-    /// `None` is a hole.
+    /// `None` for zeroes.
     Read {
         load: u64,
         read: u64,
@@ -145,7 +145,7 @@ impl LoadWorker {
                 match result {
                     Ok(None) => {
                         load.job.advance(length as u64);
-                        load.loader.complete_hole(read);
+                        load.loader.complete_zeroes(read);
                     }
                     Ok(Some(content)) if content.len() == length => {
                         load.job.advance(length as u64);
@@ -206,7 +206,7 @@ impl LoadWorker {
             // Without the module, what is loaded has no user.
             let Some(sender) = self.sender.upgrade() else { return };
             let (lba, blocks) = (read.offset / load.block_bytes, read.length as u64 / load.block_bytes);
-            self.reader.read_unless_hole(load.examination.bdev(), lba, blocks as u32, move |result| {
+            self.reader.read_unless_zero(load.examination.bdev(), lba, blocks as u32, move |result| {
                 // An error means that the thread has ended.
                 _ = sender.send(LoadMessage::Read { load: id, read: read.id, length: read.length, result });
             });

@@ -97,7 +97,7 @@ impl Device {
                 let blocks = read.offset / BLOCK as u64..(read.offset + read.length as u64) / BLOCK as u64;
                 // Some devices know their holes.
                 if read.id % 2 == 0 && self.blocks.range(blocks).next().is_none() {
-                    loader.complete_hole(read.id);
+                    loader.complete_zeroes(read.id);
                     continue;
                 }
                 let mut content = vec![0; read.length];
