@@ -4,6 +4,7 @@
 //! groups, by mailbox; so does what they send. A thread of its own asks the map, so that nothing else waits
 //! for it.
 
+mod client_limits;
 mod hosting;
 mod hub;
 mod keys;
@@ -34,6 +35,7 @@ use crate::disks::class_of;
 use crate::once::once;
 use crate::tuning::StoreTuning;
 use crate::{Outbox, PoolOptions, ReplicaNode, ReplicaNodeConfig, StoreBdevs, StoreCores, StoreError};
+use client_limits::ConnectionLimits;
 use hub::{ConnectionCounts, Hub, HubConfig, HubInput};
 pub use keys::ClientKeyTable;
 use map_watch::{MapWatch, MapWatchConfig, Proposals, Refusal, SeenMap};
@@ -189,6 +191,7 @@ async fn start_hub<N: ServerNetwork>(
         grants: config.keys.grants(),
         tls: config.record.tls,
         counts: counts.clone(),
+        limits: ConnectionLimits::default(),
     };
     let start = move |core: Core| async move { Hub::<N>::start(&core, hub_config, &listen) };
     let (hub, address) = cores.run(0, start).await?;

@@ -51,6 +51,7 @@ impl NodeReport {
     /// [`StoreError::Closed`].
     pub(super) async fn make(&self) -> Result<Value, StoreError> {
         let status = self.node.status().await?;
+        let (tls, plain, refused_connections) = self.connections.read();
         let node = |(id, address): (&ReplicaId, &NodeAddress)| json!({ "node": id.0, "address": address.stream.to_string(), "tls": address.has_tls });
         Ok(json!({
             "node": self.id.0,
@@ -68,10 +69,7 @@ impl NodeReport {
             "failed_partitions": self.node.failed_partitions().into_iter().map(failed).collect::<Vec<_>>(),
             "refused": sync::lock(&self.refused).iter().map(refused).collect::<Vec<_>>(),
             "without_room": sync::lock(&self.without_room).iter().map(without_room).collect::<Vec<_>>(),
-            "connections": {
-                "tls": self.connections.tls.load(Ordering::Relaxed),
-                "plain": self.connections.plain.load(Ordering::Relaxed),
-            },
+            "connections": { "tls": tls, "plain": plain, "refused": refused_connections },
             "map": describe_map(&sync::lock(&self.seen)),
             "nodes": sync::lock(&self.addresses).iter().map(node).collect::<Vec<_>>(),
         }))
