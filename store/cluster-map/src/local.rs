@@ -135,17 +135,21 @@ impl LocalMap {
     fn publish_uncounted(&self, name: &Path, value: &impl Serialize, how: Publish) -> Result<bool, MapError> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let unique = format!("{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        self.remove_abandoned();
         let temporary = self.root.join("temporary").join(unique);
         let bytes = serde_json::to_vec(value).expect("records have names as keys");
-        let write = || {
+        let write = || -> std::io::Result<File> {
             // What a process with the same number left.
             let _ = fs::remove_file(&temporary);
             let mut file = OpenOptions::new().write(true).create_new(true).mode(0o644).open(&temporary)?;
+            // For as long as it is open: it is not abandoned.
+            rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)?;
             file.write_all(&bytes)?;
-            file.sync_all()
+            file.sync_all()?;
+            Ok(file)
         };
         // Nothing is left of what cannot be written: that is tried again and again.
-        write().map_err(|error| {
+        let _written: File = write().map_err(|error| {
             let _ = fs::remove_file(&temporary);
             failed(&temporary, &error)
         })?;
@@ -159,6 +163,24 @@ impl LocalMap {
             Ok(()) => sync_directory(path.parent().unwrap_or(&self.root)).map(|()| true),
             Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(false),
             Err(error) => Err(failed(&path, &error)),
+        }
+    }
+
+    /// Removes what processes have left that were killed while they wrote: those that are gone, and have no
+    /// lock of it. A process that another machine or container sees under another number has the lock.
+    fn remove_abandoned(&self) {
+        let directory = Path::new("temporary");
+        for name in self.names(directory).unwrap_or_default() {
+            let process = name.split_once('-').and_then(|(process, _)| process.parse::<u32>().ok());
+            if process.is_none_or(|process| Path::new(&format!("/proc/{process}")).exists()) {
+                continue;
+            }
+            let path = self.root.join(directory).join(name);
+            let is_locked =
+                |file: File| rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_err();
+            if File::open(&path).is_ok_and(|file| !is_locked(file)) {
+                let _ = fs::remove_file(path);
+            }
         }
     }
 

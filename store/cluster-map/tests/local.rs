@@ -44,6 +44,30 @@ fn a_map_that_is_there_is_opened_without_a_write() {
     assert_eq!(modified(), std::time::UNIX_EPOCH);
 }
 
+#[test]
+fn what_a_killed_process_was_writing_is_removed_by_the_next_one() {
+    let file = MapFile::new("abandoned");
+    let map = LocalMap::open(&file.0).unwrap();
+    let mut child = std::process::Command::new("true").spawn().unwrap();
+    let killed = child.id();
+    child.wait().unwrap();
+    let left = |process: u32, number: u32| {
+        let path = file.0.join(format!("temporary/{process}-{number}"));
+        std::fs::write(&path, "{").unwrap();
+        path
+    };
+    let (of_killed, of_living) = (left(killed, 0), left(std::process::id(), 1_000_000));
+    // One of another machine, whose process is not here, is being written.
+    let of_another = left(killed, 1);
+    let locked = std::fs::File::open(&of_another).unwrap();
+    locked.lock().unwrap();
+    map.create_node(&node(1)).unwrap();
+    assert!(!of_killed.exists() && of_living.exists() && of_another.exists());
+    drop(locked);
+    map.create_node(&node(2)).unwrap();
+    assert!(of_living.exists() && !of_another.exists());
+}
+
 /// The weakest device of a pool decides; one that says nothing promises what the pool does.
 #[test]
 fn a_pool_keeps_what_the_weakest_device_keeps() {
