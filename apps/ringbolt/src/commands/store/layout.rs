@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::{ErrorKind, Seek, SeekFrom};
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -23,7 +22,8 @@ use store_node::{
     FormatOptions, PARTITIONS_MAX, ReplicaFormat, StoreBdevs, StoreCores, class_of, format_device,
 };
 
-use super::{NewCluster, NodeOptions, POOL};
+use super::arguments::{NewCluster, NodeOptions, POOL};
+use super::listen;
 use crate::command_error::CommandError;
 use crate::commands::objects;
 use crate::console::stderr_line;
@@ -132,6 +132,11 @@ impl ClusterLayout {
         if config == before {
             return Ok(());
         }
+        self.write_config(node, &config)
+    }
+
+    /// Replaces the configuration of a node.
+    pub(super) fn write_config(&self, node: u32, config: &Value) -> Result<(), CommandError> {
         let path = self.config(node);
         let scratch = path.with_extension("json.new");
         let written = fs::write(&scratch, format!("{config:#}\n")).and_then(|()| fs::rename(&scratch, &path));
@@ -173,6 +178,7 @@ impl ClusterLayout {
             return Err(CommandError::usage(reason));
         }
         new.node.check()?;
+        listen::check_ports(new.node.listen, nodes)?;
         new.settings(ClusterSettings::default()).check().map_err(CommandError::usage)?;
         let location = MapLocation::find(directory, etcd).map_err(CommandError::operation)?;
         let name = directory
@@ -336,7 +342,8 @@ fn fill(map: &dyn ClusterMap, scratch: &Path, new: &NewCluster, replicas: u32) -
         let groups = of_nodes.get(&node).cloned().unwrap_or_default();
         let spare = new.node.spare.unwrap_or((groups.len() as u32).div_ceil(2).max(1));
         let replicas = ReplicaFormat { cluster, node: uuid, groups, are_new: true, generation: 0, spare };
-        let class = make_node(&scratch.join(format!("node{node}")), node, disk, &new.node, replicas)?;
+        let options = new.node.of_index(node - 1);
+        let class = make_node(&scratch.join(format!("node{node}")), node, disk, &options, replicas)?;
         map.put_device(DeviceId(node), &DeviceRecord { class: Some(class), ..device }).map_err(failed)?;
     }
     Ok(())
@@ -616,7 +623,7 @@ fn make_node(
     let mut devices = vec![create(DEVICE, &image)];
     let mut params = json!({
         "bdev_name": DEVICE, "cluster": ".", "node": node,
-        "listen": SocketAddr::new(options.listen, 0).to_string(),
+        "listen": options.listen.to_string(),
         "allow_plain_network": options.allow_plain_network,
         "atomic_blocks": options.atomic_blocks,
         "read_policy": options.read_policy.name(),
@@ -680,6 +687,7 @@ pub(super) fn add_node(
 ) -> Result<u32, CommandError> {
     options.check()?;
     let map = &*layout.map;
+    listen::check_address(&map.nodes().map_err(failed)?, &layout.nodes, replace, options.listen)?;
     let cluster = map.cluster().map_err(failed)?;
     let pools = map.pools().map_err(failed)?;
     let mut groups = Vec::new();

@@ -13,7 +13,7 @@ use cluster_map::{
 use comfy_table::Table;
 use serde_json::{Value, json};
 
-use super::ClusterArgs;
+use super::arguments::ClusterArgs;
 use super::layout::{ClusterLayout, describe_older, shared_domain};
 use crate::command_error::CommandError;
 use crate::console::stdout_line;
