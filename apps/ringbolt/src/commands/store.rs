@@ -38,6 +38,7 @@ use map::MapCommand;
 use nodes::RunningNodes;
 use pool::PoolCommand;
 use reclaim::ReclaimArgs;
+use status::OkToStopArgs;
 use stop::{StartNodeArgs, StopNodeArgs};
 
 /// The map's changes are waited for this long at a time.
@@ -74,6 +75,12 @@ pub(crate) enum StoreCommand {
         Clients wait for no lease. It is refused where too few replicas would be in sync."
     )]
     StopNode(StopNodeArgs),
+    /// Say whether some nodes may be stopped together now: whether all groups would be served without them
+    #[command(after_help = "Examples:\n  ringbolt store ok-to-stop 2\n  \
+        ringbolt store ok-to-stop 2 5 && reboot-machine-b\n  ringbolt store ok-to-stop 2 3 --json\n\n\
+        The exit status is 0 if they may be stopped, and 1 if a group would not be served. It changes \
+        nothing, and what it says holds until another node fails or stops.")]
+    OkToStop(OkToStopArgs),
     /// Start a node that was stopped; `ringbolt store up` in the same directory runs it
     #[command(after_help = "Examples:\n  ringbolt store start-node 2\n  \
         ringbolt store start-node 2 --listen 10.0.0.1:7002\n\n\
@@ -209,6 +216,7 @@ pub(crate) fn run(command: StoreCommand) -> Result<(), CommandError> {
         StoreCommand::Status(options) => status::run(&options.of, options.json),
         StoreCommand::AddNode(options) => add_node(&options),
         StoreCommand::StopNode(options) => stop::stop_node(&options),
+        StoreCommand::OkToStop(options) => status::ok_to_stop(&options),
         StoreCommand::StartNode(options) => stop::start_node(&options),
         StoreCommand::Out(options) => set_out(&options, Some(OutReason::Operator)),
         StoreCommand::In(options) => set_out(&options, None),

@@ -1,8 +1,10 @@
 //! `ringbolt store status`: what the map has and what the nodes report, put together by group.
 
 mod ask;
+mod ok_to_stop;
 
 pub(super) use ask::TIMEOUT as ASK_MAX;
+pub(super) use ok_to_stop::{OkToStopArgs, run as ok_to_stop};
 
 use std::collections::{BTreeMap, BTreeSet};
 
