@@ -32,7 +32,7 @@ use crate::keys::check_client_key;
 use crate::{
     AcceptedLoss, ClientKeyRecord, ClusterMap, ClusterSettings, DeviceId, DeviceRecord, GroupId, GroupRecord,
     ImageEntry, ImageLock, KeyName, LeaseHolder, LeaseOutcome, MapBackup, MapChanges, MapError, MapPosition,
-    NodeId, NodeMemory, NodeRecord, OutReason, PoolRecord, Proposed, RemovedImage,
+    NodeId, NodeMemory, NodeRecord, OutReason, PoolRecord, Proposed, RecoverySettings, RemovedImage,
 };
 use client::{EtcdClient, EtcdLocation};
 pub(crate) use connection::HttpError;
@@ -634,6 +634,24 @@ impl ClusterMap for EtcdMap {
             Some(reason) => self.put(&name, &reason),
             None => self.delete(&name).map(drop),
         }
+    }
+
+    fn recovery(&self) -> Result<RecoverySettings, MapError> {
+        Ok(self.get("recovery")?.unwrap_or_default())
+    }
+
+    fn change_recovery(&self, known: &RecoverySettings, to: &RecoverySettings) -> Result<bool, MapError> {
+        to.check()?;
+        let key = self.key("recovery");
+        let found = self.client.get(&key)?;
+        let current = found.as_ref().map_or(Ok(RecoverySettings::default()), |it| decode("recovery", it))?;
+        if current != *known {
+            return Ok(false);
+        }
+        let compare = found.map_or(version_is(&key, 0), |found| revision_is(&key, found.mod_revision));
+        let is_changed = self.transaction(&put_if(&compare, &key, &encode(to)))?.succeeded;
+        // Its answer may have been lost, and it was repeated.
+        Ok(is_changed || self.recovery()? == *to)
     }
 
     fn node_memories(&self) -> Result<BTreeMap<NodeId, NodeMemory>, MapError> {

@@ -43,6 +43,7 @@ mod place;
 mod placement;
 mod position;
 mod record;
+mod recovery;
 mod settings;
 
 pub use backup::MapBackup;
@@ -61,6 +62,7 @@ pub use record::{
     NodeRecord, OutReason, PartitionSize, PoolClass, PoolRecord, Proposed, RemovedImage, TlsPolicy,
     TrashedImage,
 };
+pub use recovery::RecoverySettings;
 pub use settings::ClusterSettings;
 pub use wire_replica::{EntryId, GroupConfig, KeyName, ReplicaId};
 
@@ -349,6 +351,18 @@ pub trait ClusterMap: Send + Sync {
     /// # Errors
     /// [`MapError`].
     fn set_out(&self, node: NodeId, reason: Option<OutReason>) -> Result<(), MapError>;
+
+    /// How the cluster recovers. A map without it has the default.
+    ///
+    /// # Errors
+    /// [`MapError`].
+    fn recovery(&self) -> Result<RecoverySettings, MapError>;
+
+    /// Changes it if it is still `known`. Returns whether it is changed.
+    ///
+    /// # Errors
+    /// [`MapError::Invalid`] if the rate is too low.
+    fn change_recovery(&self, known: &RecoverySettings, to: &RecoverySettings) -> Result<bool, MapError>;
 
     /// What each node has seen. Changes of it are not reported.
     ///

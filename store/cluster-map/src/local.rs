@@ -33,9 +33,11 @@ use crate::keys::check_client_key;
 use crate::{
     AcceptedLoss, ClientKeyRecord, ClusterMap, ClusterSettings, DeviceId, DeviceRecord, GroupId, GroupRecord,
     ImageEntry, ImageLock, KeyName, LeaseHolder, LeaseOutcome, MapBackup, MapChanges, MapError, MapPosition,
-    NodeId, NodeMemory, NodeRecord, OutReason, PoolRecord, Proposed, RemovedImage,
+    NodeId, NodeMemory, NodeRecord, OutReason, PoolRecord, Proposed, RecoverySettings, RemovedImage,
 };
 
+/// The record of how the cluster recovers.
+const RECOVERY: &str = "recovery";
 /// The directories of records.
 const DIRECTORIES: [&str; 19] = [
     "nodes",
@@ -673,6 +675,20 @@ impl ClusterMap for LocalMap {
             Some(reason) => self.publish(&name, &reason, Publish::Replace).map(drop),
             None => self.remove(&name).map(drop),
         }
+    }
+
+    fn recovery(&self) -> Result<RecoverySettings, MapError> {
+        Ok(self.read(Path::new(RECOVERY))?.unwrap_or_default())
+    }
+
+    fn change_recovery(&self, known: &RecoverySettings, to: &RecoverySettings) -> Result<bool, MapError> {
+        to.check()?;
+        // Of two changes at a time the second one sees the first.
+        let _changes = self.lock_names(FlockOperation::LockExclusive)?;
+        if self.recovery()? != *known {
+            return Ok(false);
+        }
+        self.publish(Path::new(RECOVERY), to, Publish::Replace)
     }
 
     fn node_memories(&self) -> Result<BTreeMap<NodeId, NodeMemory>, MapError> {

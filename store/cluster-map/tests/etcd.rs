@@ -138,6 +138,7 @@ fn lease_and_grace_never_change() {
     map.create().unwrap();
     settings_are_given_once_before_there_are_nodes(&map);
     what_nodes_have_seen_is_kept(&map);
+    recovery_changes_from_what_was_read(&map);
 }
 
 #[test]

@@ -422,6 +422,7 @@ fn lease_and_grace_never_change() {
     let map = LocalMap::open(&file.0).unwrap();
     settings_are_given_once_before_there_are_nodes(&map);
     what_nodes_have_seen_is_kept(&map);
+    recovery_changes_from_what_was_read(&map);
     // Those that fence nothing, and what a later version may have, are errors and no default.
     let path = file.0.join("settings");
     std::fs::write(&path, br#"{"lease_ms":500,"grace_ms":450}"#).unwrap();

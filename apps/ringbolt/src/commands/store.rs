@@ -10,6 +10,7 @@ mod map;
 mod nodes;
 mod pool;
 mod reclaim;
+mod set;
 mod space;
 mod status;
 mod stop;
@@ -38,6 +39,7 @@ use map::MapCommand;
 use nodes::RunningNodes;
 use pool::PoolCommand;
 use reclaim::ReclaimArgs;
+use set::SetArgs;
 use status::OkToStopArgs;
 use stop::{StartNodeArgs, StopNodeArgs};
 
@@ -101,6 +103,13 @@ pub(crate) enum StoreCommand {
     /// Give a node another share of the data: some replicas move to it, or from it to others
     #[command(after_help = "Example:\n  ringbolt store weight 2 5120")]
     Weight(WeightArgs),
+    /// Change how the cluster recovers while it runs: `noout` keeps replicas of nodes that are down where
+    /// they are, `recovery-rate` bounds what nodes copy
+    #[command(after_help = "Examples:\n  ringbolt store set noout=on\n  \
+        ringbolt store set noout=off recovery-rate=50m\n  ringbolt store set recovery-rate=off --json\n\n\
+        All nodes follow, and `ringbolt store status` shows it. A node that is out already stays out: \
+        `ringbolt store in` takes it in.")]
+    Set(SetArgs),
     /// Have connections to nodes use TLS, in a running cluster too: `on`, and `required` when all use it
     #[command(after_help = "Examples:\n  ringbolt store tls on\n  ringbolt store tls required --node 2\n\n\
         Keys follow from those of the cluster and its clients; there are no certificates. Nodes and clients \
@@ -222,6 +231,7 @@ pub(crate) fn run(command: StoreCommand) -> Result<(), CommandError> {
         StoreCommand::In(options) => set_out(&options, None),
         StoreCommand::RemoveNode(options) => remove_node(&options),
         StoreCommand::Weight(options) => set_weight(&options),
+        StoreCommand::Set(options) => set::run(&options),
         StoreCommand::Tls(options) => set_tls(&options),
         StoreCommand::AcceptLoss(options) => accept_loss::run(&options),
         StoreCommand::Reclaim(options) => reclaim::run(&options),
