@@ -10,6 +10,7 @@ mod files;
 mod images;
 mod lease;
 mod messages;
+mod pools;
 mod response;
 mod session;
 mod snapshot;
@@ -380,6 +381,14 @@ impl ClusterMap for EtcdMap {
             true => Ok(()),
             false => Err(busy("the pools")),
         }
+    }
+
+    fn change_pool(&self, name: &str, known: &PoolRecord, to: &PoolRecord) -> Result<bool, MapError> {
+        self.change_pool_record(name, known, to)
+    }
+
+    fn rename_pool(&self, name: &str, to: &str) -> Result<(), MapError> {
+        self.rename_pool_record(name, to)
     }
 
     fn remove_pool(&self, name: &str) -> Result<(), MapError> {

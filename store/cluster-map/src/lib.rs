@@ -156,6 +156,23 @@ pub trait ClusterMap: Send + Sync {
     /// in-sync sets than replicas.
     fn create_pool(&self, name: &str, pool: &PoolRecord) -> Result<(), MapError>;
 
+    /// Changes how many replicas the groups of a pool have and need in sync, if it is still `known`. Returns
+    /// whether it is changed.
+    ///
+    /// # Errors
+    /// [`MapError::Missing`]; [`MapError::Invalid`] if something else would change, or more were needed in
+    /// sync than there are.
+    fn change_pool(&self, name: &str, known: &PoolRecord, to: &PoolRecord) -> Result<bool, MapError>;
+
+    /// Gives a pool another name. If it is interrupted the pool has both names, and some of its images each,
+    /// until it is repeated.
+    ///
+    /// # Errors
+    /// [`MapError::Missing`]; [`MapError::Exists`] if another pool has that name; [`MapError::Invalid`] if it
+    /// is none, an image of the pool is attached or has to be emptied, or a client key has rights on the
+    /// pool.
+    fn rename_pool(&self, name: &str, to: &str) -> Result<(), MapError>;
+
     /// Removes a pool without images, and the records of its groups.
     ///
     /// # Errors

@@ -8,6 +8,7 @@
 mod changes;
 mod images;
 mod lease;
+mod pools;
 mod snapshot;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -457,6 +458,14 @@ impl ClusterMap for LocalMap {
         }
     }
 
+    fn change_pool(&self, name: &str, known: &PoolRecord, to: &PoolRecord) -> Result<bool, MapError> {
+        self.change_pool_record(name, known, to)
+    }
+
+    fn rename_pool(&self, name: &str, to: &str) -> Result<(), MapError> {
+        self.rename_pool_record(name, to)
+    }
+
     fn remove_pool(&self, name: &str) -> Result<(), MapError> {
         let pool = self.pools()?.remove(name).ok_or_else(|| MapError::Missing(format!("pool {name}")))?;
         if self.images()?.keys().any(|(of, _)| of == name) {
@@ -542,6 +551,10 @@ impl ClusterMap for LocalMap {
         let (uuid, volume) = (Uuid::new_v4(), random_volume());
         let image = ImageEntry { uuid, volume, bytes, cut_from: None, protected: false, trashed: None };
         let _names = self.lock_names(FlockOperation::LockExclusive)?;
+        // The pool may have another name meanwhile.
+        if !self.has_pool(pool)? {
+            return Err(MapError::Missing(format!("pool {pool}")));
+        }
         self.free_removed_name(pool, name)?;
         match self.publish(&image_path(pool, name), &image, Publish::New)? {
             true => Ok(image),

@@ -10,7 +10,8 @@ use cluster_map::*;
 use records::{
     a_backup_brings_back_what_was_there, a_removed_node_does_not_come_back,
     an_older_copy_gives_no_number_twice_and_says_what_it_is, client_keys_come_and_go, holder,
-    images_get_other_names, node, one_process_holds_the_lease_of_a_node, race, record,
+    images_get_other_names, node, one_process_holds_the_lease_of_a_node,
+    pools_get_other_names_and_numbers_of_replicas, race, record, recovery_changes_from_what_was_read,
     settings_are_given_once_before_there_are_nodes, what_nodes_have_seen_is_kept,
 };
 use uuid::Uuid;
@@ -515,4 +516,18 @@ fn a_backup_is_restored_whole_and_lowers_no_epoch() {
     assert!(error.to_string().contains("which no map has"), "{error}");
     std::fs::write(&path, text.to_string().replace("\"format\":1", "\"format\":2")).unwrap();
     assert!(MapBackup::load(&path).unwrap_err().to_string().contains("format 2"));
+}
+
+#[test]
+fn a_pool_gets_another_name_and_number_of_replicas() {
+    let file = MapFile::new("pools");
+    let map = LocalMap::open(&file.0).unwrap();
+    pools_get_other_names_and_numbers_of_replicas(&map);
+    // One that was interrupted has two names, and goes on when it is repeated.
+    let copy = |from: &str, to: &str| std::fs::copy(file.0.join(from), file.0.join(to)).unwrap();
+    copy("pools/c", "pools/d");
+    std::fs::rename(file.0.join("images/c.vol"), file.0.join("images/d.vol")).unwrap();
+    map.rename_pool("c", "d").unwrap();
+    assert_eq!(map.pools().unwrap().keys().collect::<Vec<_>>(), ["b", "d"]);
+    assert!(map.images().unwrap().keys().all(|(pool, _)| pool == "d") && map.images().unwrap().len() == 2);
 }

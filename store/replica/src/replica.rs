@@ -340,6 +340,7 @@ impl<F: Plants> Replica<F> {
             ReplicaEvent::AcceptLoss { epoch } => self.on_accept_loss(epoch, actions),
             ReplicaEvent::Map(config) => self.on_map(config, actions),
             ReplicaEvent::Learners(replicas) => self.on_learners(replicas, actions),
+            ReplicaEvent::InSyncMin(in_sync_min) => self.settings.in_sync_min = in_sync_min,
             ReplicaEvent::Leave { successors, force } => self.leaving = Some(Leaving::new(successors, force)),
             ReplicaEvent::Stay => self.leaving = None,
             ReplicaEvent::PreferredPrimary(preferred) => self.on_preferred_primary(preferred, actions),

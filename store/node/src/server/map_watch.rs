@@ -536,7 +536,7 @@ impl Watcher {
         let recovery = self.membership.recovery;
         self.membership.read(&*self.config.map, self.config.cluster, Instant::now())?;
         (self.read_at, self.read_from) = (None, Instant::now() + READ_TOGETHER);
-        if self.membership.partitions != known {
+        if self.membership.partitions != known || self.membership.pools != pools {
             self.undelivered.extend(self.config.groups.keys());
             self.deliver();
         }
@@ -728,13 +728,19 @@ impl Watcher {
         if !self.is_remembered {
             return;
         }
+        // What an older copy of the map says of pools is not believed.
+        let is_older = self.is_map_older();
         let deliver = |group: &u32| {
             let (Some(replica), Some(record)) = (self.config.groups.get(group), self.records.get(group))
             else {
                 return false;
             };
             let partitions = self.membership.partitions_of(&record.replicas);
-            let is_delivered = replica.send(ReplicaInput::Partitions(partitions))
+            let pool = self.membership.pool_of(*group).filter(|_| !is_older);
+            let demand = pool.map(|pool| ReplicaInput::InSyncMin(pool.in_sync_min as usize));
+            let knows_pool = demand.is_none_or(|demand| replica.send(demand));
+            let is_delivered = knows_pool
+                && replica.send(ReplicaInput::Partitions(partitions))
                 && replica.send(ReplicaInput::Map(Arc::new(record.config.clone())));
             !is_delivered
         };

@@ -497,7 +497,7 @@ pub(super) fn create_pool(
     }
     check_partitions(map, &devices, &placed)?;
     warn_of_domains(&nodes, &placed);
-    let in_sync_min = if replicas > 2 { 2 } else { 1 };
+    let in_sync_min = in_sync_min_of(replicas);
     let pool = PoolRecord { first_group, groups, replicas, in_sync_min, class };
     map.create_pool(name, &pool).map_err(failed)?;
     let mut of_nodes: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
@@ -511,13 +511,48 @@ pub(super) fn create_pool(
     Ok(of_nodes)
 }
 
-/// Refuses groups whose replicas find no partition, before any is taken. What a node has not said of its
-/// device is not known, as of one that has not run yet.
+/// Replicas in sync that writes of a pool need: no write is on one node alone where there is a choice.
+pub(super) fn in_sync_min_of(replicas: u32) -> u32 {
+    if replicas > 2 { 2 } else { 1 }
+}
+
+/// A node with fewer spare partitions than it needs.
+pub(super) struct LackingNode {
+    pub(super) node: u32,
+    pub(super) spare: u32,
+    /// Replicas that it would get.
+    pub(super) wanted: u32,
+    /// Of the groups, in their order, so many fit.
+    fitting: u32,
+}
+
+/// Refuses groups whose replicas find no partition, before any is taken.
 fn check_partitions(
     map: &dyn ClusterMap,
     devices: &BTreeMap<DeviceId, DeviceRecord>,
     placed: &[(GroupId, Vec<ReplicaId>)],
 ) -> Result<(), CommandError> {
+    let Some(LackingNode { node, spare, wanted, fitting }) = lacking_node(map, devices, placed)? else {
+        return Ok(());
+    };
+    let advice = match fitting {
+        0 => String::new(),
+        fitting => format!("--groups {fitting} fits; "),
+    };
+    Err(CommandError::operation(format!(
+        "{} groups do not fit: node {node} has {spare} spare partitions, and would get {wanted} replicas. {advice}`ringbolt store \
+         add-node --spare N` adds a node with as many partitions",
+        placed.len(),
+    )))
+}
+
+/// The node that lacks the most partitions for replicas of groups that it does not have yet. What a node has
+/// not said of its device is not known, as of one that has not run yet.
+pub(super) fn lacking_node(
+    map: &dyn ClusterMap,
+    devices: &BTreeMap<DeviceId, DeviceRecord>,
+    placed: &[(GroupId, Vec<ReplicaId>)],
+) -> Result<Option<LackingNode>, CommandError> {
     let mut free: BTreeMap<u32, u32> =
         devices.values().filter_map(|device| Some((device.node.0, device.partitions?))).collect();
     for pool in map.pools().map_err(failed)?.values() {
@@ -538,20 +573,11 @@ fn check_partitions(
         }
         fitting += u32::from(lacking.is_empty());
     }
-    let Some((node, missing)) = lacking.into_iter().max_by_key(|(_, missing)| *missing) else {
-        return Ok(());
-    };
-    let advice = match fitting {
-        0 => String::new(),
-        fitting => format!("--groups {fitting} fits; "),
-    };
-    Err(CommandError::operation(format!(
-        "{} groups do not fit: node {node} has {} spare partitions, and would get {} replicas. {advice}`ringbolt store add-node \
-         --spare N` adds a node with as many partitions",
-        placed.len(),
-        at_first[&node],
-        at_first[&node] + missing,
-    )))
+    let lacking = lacking.into_iter().max_by_key(|(_, missing)| *missing);
+    Ok(lacking.map(|(node, missing)| {
+        let spare = at_first[&node];
+        LackingNode { node, spare, wanted: spare + missing, fitting }
+    }))
 }
 
 /// What a map is that is an older copy of itself, and what to do.
@@ -570,7 +596,7 @@ pub(super) fn describe_older(position: &MapPosition) -> String {
 }
 
 /// Says that the loss of a failure domain will be the loss of several replicas, where that is so.
-fn warn_of_domains(nodes: &BTreeMap<NodeId, NodeRecord>, placed: &[(GroupId, Vec<ReplicaId>)]) {
+pub(super) fn warn_of_domains(nodes: &BTreeMap<NodeId, NodeRecord>, placed: &[(GroupId, Vec<ReplicaId>)]) {
     let members = placed.iter().map(|(_, members)| members.iter().map(|member| NodeId(member.0)));
     let sharing = members.filter(|members| shared_domain(members.clone(), nodes).is_some()).count();
     if sharing > 0 {
