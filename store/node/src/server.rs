@@ -27,7 +27,7 @@ use cluster_map::{ClusterMap, KnownMap, LeaseHolder, LeaseOutcome, NodeId, NodeR
 use control::JobHandle;
 use control::json::Value;
 use reactor::{Core, MailboxSender};
-use replica::{ClientReply, GroupConfig, ReplicaMessage, ReplicaSettings};
+use replica::{ClientReply, GroupConfig, ReplicaMessage, ReplicaSettings, VolumeStats};
 use sockets::{ServerNetwork, StreamAddress};
 use store_link::{Identity, NodeAddress};
 
@@ -334,6 +334,16 @@ impl NodeServer {
     /// [`StoreError::Closed`].
     pub async fn report(&self) -> Result<Value, StoreError> {
         self.report.make().await
+    }
+
+    /// What clients did to volumes since it started.
+    pub fn volumes(&self) -> BTreeMap<Option<u64>, VolumeStats> {
+        self.report.node.volumes()
+    }
+
+    /// Its connections with TLS and without, and those that were refused because there were too many.
+    pub fn connections(&self) -> (u32, u32, u64) {
+        self.report.connections.read()
     }
 
     /// Ends its connections and its replicas, and releases the device.

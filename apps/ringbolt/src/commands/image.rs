@@ -3,6 +3,7 @@
 pub(super) mod cluster;
 mod copy;
 mod owner;
+mod stats;
 mod trash;
 
 use clap::{Args, Subcommand};
@@ -14,6 +15,7 @@ use crate::console::stdout_line;
 use crate::options::{parse_size, parse_time};
 use copy::CopyArgs;
 use owner::{ImageOwner, mib, print_table};
+use stats::StatsArgs;
 
 /// The subcommands of `ringbolt image`.
 #[derive(Subcommand)]
@@ -65,6 +67,11 @@ pub(crate) enum ImageCommand {
         #[command(flatten)]
         image: NamedImage,
     },
+    /// Show the reads and writes of the images of a cluster, as its nodes count them
+    #[command(after_help = "Examples:\n  ringbolt image stats --cluster ringbolt-store\n  \
+        ringbolt image stats --cluster ringbolt-store vol --interval 10s --json\n\n\
+        Each node is asked twice; it needs the cluster's key, and the map for addresses and names only.")]
+    Stats(StatsArgs),
     /// Protect an image of a cluster: it can be neither removed nor made smaller
     #[command(after_help = "Example:\n  ringbolt image protect --cluster ringbolt-store vol")]
     Protect {
@@ -184,6 +191,7 @@ impl ImageCommand {
             | ImageCommand::Unprotect { image } => &image.of,
             ImageCommand::Restore { image, .. } => &image.of,
             ImageCommand::Copy(options) => &options.of,
+            ImageCommand::Stats(options) => &options.of,
             ImageCommand::List { of, .. }
             | ImageCommand::Rename { of, .. }
             | ImageCommand::Purge { of, .. } => of,
@@ -221,6 +229,7 @@ pub(crate) fn run(command: ImageCommand) -> Result<(), CommandError> {
         ImageCommand::List { json, of, .. } if of.is_cluster() => cluster::list(&of, json),
         ImageCommand::Rename { name, to, of } if of.is_cluster() => trash::rename(&of, &name, &to),
         ImageCommand::Copy(options) if options.of.is_cluster() => copy::run(options),
+        ImageCommand::Stats(options) if options.of.is_cluster() => stats::run(&options),
         ImageCommand::Restore { image: TrashedName { name, volume, of }, to } if of.is_cluster() => {
             trash::restore(&of, &name, volume, to.as_deref())
         }
@@ -241,6 +250,7 @@ pub(crate) fn run(command: ImageCommand) -> Result<(), CommandError> {
         | ImageCommand::Unprotect { .. }
         | ImageCommand::Rename { .. }
         | ImageCommand::Copy(_)
+        | ImageCommand::Stats(_)
         | ImageCommand::Restore { .. }
         | ImageCommand::Purge { .. }
         | ImageCommand::List { trash: true, .. }

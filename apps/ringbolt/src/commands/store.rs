@@ -34,13 +34,14 @@ use arguments::{ClusterArgs, NewCluster, NodeOptions, NodeReactors, TlsOption};
 pub(crate) use arguments::{EtcdArgs, POOL};
 use demo::DemoArgs;
 use key::KeyCommand;
-use layout::ClusterLayout;
+pub(crate) use layout::ClusterLayout;
 use map::MapCommand;
 use nodes::RunningNodes;
 use pool::PoolCommand;
 use reclaim::ReclaimArgs;
 use set::SetArgs;
 use status::OkToStopArgs;
+pub(crate) use status::{VolumeCounts, count_volumes};
 use stop::{StartNodeArgs, StopNodeArgs};
 
 /// The map's changes are waited for this long at a time.

@@ -47,17 +47,17 @@ fn relative_to(directory: &Path, path: &Path) -> Option<String> {
 
 /// A cluster, and its nodes on this machine.
 #[derive(Clone)]
-pub(super) struct ClusterLayout {
+pub(crate) struct ClusterLayout {
     /// Absolute.
     pub(super) directory: PathBuf,
     /// The nodes on this machine.
     pub(super) nodes: Vec<u32>,
-    pub(super) map: Arc<dyn ClusterMap>,
+    pub(crate) map: Arc<dyn ClusterMap>,
 }
 
 impl ClusterLayout {
     /// The cluster in a directory. Its map is not asked.
-    pub(super) fn open(directory: &Path, etcd: &EtcdOptions) -> Result<ClusterLayout, CommandError> {
+    pub(crate) fn open(directory: &Path, etcd: &EtcdOptions) -> Result<ClusterLayout, CommandError> {
         let missing = || {
             let directory = directory.display();
             CommandError::operation(format!(

@@ -2,9 +2,11 @@
 
 mod ask;
 mod ok_to_stop;
+mod volumes;
 
 pub(super) use ask::TIMEOUT as ASK_MAX;
 pub(super) use ok_to_stop::{OkToStopArgs, run as ok_to_stop};
+pub(crate) use volumes::{VolumeCounts, count_volumes};
 
 use std::collections::{BTreeMap, BTreeSet};
 
