@@ -94,6 +94,9 @@ pub(crate) fn run(seed: u64, fault: Option<PlantedReplicaFault>) -> Result<SeedR
     let chaos_end_ns = 1000 * MS + random.below(5000 * MS);
     cluster.schedule(random.below(500 * MS), Happening::Chaos);
     cluster.remind_of_preference();
+    // Drawn apart, so that seeds repeat that failed before pools could change.
+    cluster.random_demand = (seed % 3 == 1).then(|| WyRand::new(seed.rotate_left(17)));
+    cluster.change_demand();
     let damaged_node = random.index(nodes);
     let mut run = Run { cluster, clients, faults: 0, chaos_interval_ns, chaos_end_ns, damaged_node };
     let outcome = run.carry_out();
@@ -173,6 +176,7 @@ impl Run {
                     self.crash(node, away_ns);
                 }
                 Some(Happening::Preference) => self.cluster.remind_of_preference(),
+                Some(Happening::Demand) => self.cluster.change_demand(),
                 Some(Happening::LeaveCut { node }) if self.cluster.leaves => {
                     self.cluster.cut_from_others(node)
                 }

@@ -13,7 +13,7 @@ use crate::metadata::CargoMetadata;
 /// The files in circles that crates have, by folder. A crate that is not listed has none. The numbers only
 /// fall; one that has fallen is lowered here.
 const KNOWN: &[(&str, usize)] = &[
-    ("apps/ringbolt", 19),
+    ("apps/ringbolt", 6),
     ("apps/xtask", 27),
     ("bdev/accel", 3),
     ("bdev/layer", 27),

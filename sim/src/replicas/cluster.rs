@@ -50,6 +50,8 @@ pub(crate) enum Happening {
     MapPoll { node: NodeIndex, incarnation: u32 },
     /// Every node is reminded of the preferred primary, as a node's watch of the map does.
     Preference,
+    /// The pool demands another number of replicas in sync.
+    Demand,
     /// A fault begins or ends.
     Chaos,
     /// Links that fail are cut.
@@ -177,6 +179,8 @@ pub(crate) struct ReplicaCluster {
     pub(crate) aged: u64,
     /// How many times a primary proposed another one, and the map took it.
     pub(crate) transfers: u64,
+    /// What the pool demands changes with these numbers, if it does.
+    pub(crate) random_demand: Option<WyRand>,
     settings: ReplicaSettings,
     fault: Option<PlantedReplicaFault>,
     /// What is sent goes through its encoding.
@@ -263,6 +267,7 @@ impl ReplicaCluster {
             has_revived: false,
             aged: 0,
             transfers: 0,
+            random_demand: None,
             settings,
             fault,
             encodes,
@@ -497,6 +502,20 @@ impl ReplicaCluster {
         }
         let again_ns = 10 * MS + self.random_preference.below(100 * MS);
         self.schedule(again_ns, Happening::Preference);
+    }
+
+    /// The pool demands another number of replicas in sync, which nodes read from the map one after the
+    /// other. One that starts has the first number until then.
+    pub(crate) fn change_demand(&mut self) {
+        let Some(mut random) = self.random_demand.take() else { return };
+        let in_sync_min = 1 + random.index(self.nodes.len() - 1);
+        for node in 0..self.nodes.len() {
+            let incarnation = self.nodes[node].incarnation;
+            let event = ReplicaEvent::InSyncMin(in_sync_min);
+            self.schedule(random.below(200 * MS), Happening::Storage { node, incarnation, event });
+        }
+        self.schedule(100 * MS + random.below(1000 * MS), Happening::Demand);
+        self.random_demand = Some(random);
     }
 
     /// Whether the preferred node is the primary, if there is one.

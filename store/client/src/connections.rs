@@ -11,6 +11,11 @@ use wire_replica::{EncodedFrame, Frame};
 
 /// A node that refused a connection, or lost it, is tried again after this time.
 const RECONNECT_NS: u64 = 20_000_000;
+/// A node that ends connections before it answers anything is tried again after twice the time before, up to
+/// this one: it may have as many connections as it takes.
+const RECONNECT_MAX_NS: u64 = 1_000_000_000;
+/// After so many of these in a row, a line says so.
+const UNANSWERED_LOGGED: u32 = 4;
 /// A connection that is not ready after this time is given up.
 const GREETING_NS: u64 = 1_000_000_000;
 
@@ -24,11 +29,29 @@ struct NodeConnection {
     is_dirty: bool,
     /// It is of another cluster, has another key, or does not take this client's.
     is_foreign: bool,
+    /// Connections in a row that were ready, and that the node ended before it answered anything.
+    unanswered: u32,
 }
 
 impl NodeConnection {
     fn new(address: &NodeAddress) -> NodeConnection {
-        NodeConnection { address: address.clone(), link: None, at_ns: 0, is_dirty: false, is_foreign: false }
+        NodeConnection {
+            address: address.clone(),
+            link: None,
+            at_ns: 0,
+            is_dirty: false,
+            is_foreign: false,
+            unanswered: 0,
+        }
+    }
+
+    /// The connection has ended. Says when the next one may be made.
+    fn ended(&mut self, was_ready: bool, now_ns: u64) {
+        self.link = None;
+        let wait_ns = RECONNECT_NS << self.unanswered.min(16);
+        self.at_ns = now_ns + wait_ns.min(RECONNECT_MAX_NS);
+        // One that answers begins with 0 again.
+        self.unanswered = if was_ready { self.unanswered.saturating_add(1) } else { self.unanswered };
     }
 }
 
@@ -133,6 +156,7 @@ impl<N: CoreNetwork> Connections<N> {
             for event in self.received.drain(..) {
                 work += 1;
                 if let LinkEvent::Frame { frame, .. } = event {
+                    node.unanswered = 0;
                     sink(id, frame);
                 }
             }
@@ -153,8 +177,15 @@ impl<N: CoreNetwork> Connections<N> {
             node.is_foreign = matches!(error, LinkError::Key | LinkError::Cluster | LinkError::ClientKey(_));
             self.by_connection.remove(&connection.0.to_bits());
             self.network.close(*connection);
-            node.link = None;
-            node.at_ns = now_ns + RECONNECT_NS;
+            let was_ready = link.is_ready();
+            node.ended(was_ready, now_ns);
+            if was_ready && node.unanswered == UNANSWERED_LOGGED {
+                log::warn!(
+                    "node {} ends connections before it answers: it may have as many of clients with this key as it takes, \
+                     and its log says so then",
+                    id.0
+                );
+            }
             lost(id);
         }
         work

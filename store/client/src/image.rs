@@ -12,7 +12,7 @@ use sockets::{CoreNetwork, Sockets};
 use store_image::IMAGE_BLOCK_BYTES;
 use wire_store::{BLOCK_BYTES, OBJECT_BYTES, ObjectId};
 
-use crate::attach::{AttachOptions, AttachStatus, Attachment, ImageWatch};
+use crate::attach::{AttachOptions, AttachState, AttachStatus, Attachment, ImageWatch};
 use crate::channel::ImageChannel;
 use crate::cluster::{ClientError, Cluster};
 use crate::watch::PoolWatch;
@@ -137,6 +137,11 @@ impl<N: CoreNetwork> ClusterImage<N> {
         self.attachment.watch(self.followed.get_or_init(|| Arc::new(watch)));
     }
 
+    /// Its size in bytes.
+    pub fn size(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
     /// What is in flight fails, and is never sent again; so do later requests.
     pub fn abort(&self) {
         self.attachment.state.end(AttachStatus::Closed);
@@ -145,6 +150,11 @@ impl<N: CoreNetwork> ClusterImage<N> {
     /// Others may attach the image. Waits for the map.
     pub fn detach(&self) {
         self.attachment.detach();
+    }
+
+    /// Its pool, and what its requests carry.
+    pub(crate) fn parts(&self) -> (Arc<PoolWatch>, u64, Arc<AttachState>) {
+        (self.watch.clone(), self.volume, self.attachment.state.clone())
     }
 
     pub(crate) fn placement(&self) -> Placement {

@@ -14,6 +14,7 @@ mod attach;
 mod channel;
 mod cluster;
 mod connections;
+mod copy;
 mod image;
 mod reclaim;
 pub mod rpc;
@@ -26,6 +27,7 @@ mod watch;
 pub use attach::AttachOptions;
 pub use cluster::{ClientError, Cluster};
 pub use cluster_map::EtcdOptions;
+pub use copy::{CopiedImage, CopyError, ImageName, copy_image};
 pub use image::{ClusterImage, check_size};
 pub use reclaim::{
     ReclaimError, VolumeUse, protect_image, reclaim_removed, reclaim_unknown, remove_image, resize_image,

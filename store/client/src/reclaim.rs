@@ -30,6 +30,9 @@ pub enum ReclaimError {
         "its data is not removed, `ringbolt store reclaim` goes on with that: {0}; does the cluster serve? `ringbolt store status` says"
     )]
     Refused(Status),
+    /// A group did not say which objects there are.
+    #[error("its objects cannot be listed: {0}; does the cluster serve? `ringbolt store status` says")]
+    Unlisted(Status),
 }
 
 /// What a volume uses of a pool.
@@ -82,7 +85,7 @@ impl Poller for SweepPoller {
 }
 
 /// Sweeps the groups of a pool.
-async fn sweep(
+pub(crate) async fn sweep(
     core: &Core,
     watch: Arc<PoolWatch>,
     volume: u64,

@@ -1,4 +1,4 @@
-//! What a channel does to a whole volume: lists its objects group by group, and removes each. Cost follows
+//! What a channel does to a whole volume: lists its objects group by group, and may remove each. Cost follows
 //! what is allocated.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -20,6 +20,8 @@ pub(crate) enum SweepKind {
     /// Objects from an index to before another one are removed, and the one before is zeroed from an offset
     /// on, unless that is 0.
     Objects { zero_from: u32, first: u64, end: u64 },
+    /// The indices of the objects before one are listed.
+    Indices { end: u64 },
     /// The volumes that the groups have are listed.
     Volumes,
 }
@@ -50,6 +52,8 @@ pub(crate) struct Sweep {
     pub(crate) removed: u64,
     pub(crate) listed: u64,
     pub(crate) volumes: BTreeMap<u64, ListedVolume>,
+    /// Those that were listed and are not to be removed.
+    pub(crate) indices: Vec<u32>,
     pub(crate) failed: Option<Status>,
 }
 
@@ -59,6 +63,7 @@ impl Sweep {
             SweepKind::Objects { first, .. } => {
                 Listing::Objects { volume: placement.volume, from: first as u32 }
             }
+            SweepKind::Indices { .. } => Listing::Objects { volume: placement.volume, from: 0 },
             SweepKind::Volumes => Listing::Volumes { from: 0 },
         };
         let zero = match kind {
@@ -79,6 +84,7 @@ impl Sweep {
             removed: 0,
             listed: 0,
             volumes: BTreeMap::new(),
+            indices: Vec::new(),
             failed: None,
         }
     }
@@ -165,8 +171,15 @@ impl Sweep {
 
     /// `None` if it is no list.
     fn objects_listed(&mut self, placement: &Placement, group: u32, data: &[u8]) -> Option<()> {
-        let SweepKind::Objects { first, end, .. } = self.kind else { return None };
+        let (first, end) = match self.kind {
+            SweepKind::Objects { first, end, .. } => (first, end),
+            SweepKind::Indices { end } => (0, end),
+            SweepKind::Volumes => return None,
+        };
         let Some((indices, has_more)) = decode_list::<u32>(data).ok()? else {
+            if let SweepKind::Indices { .. } = self.kind {
+                return None;
+            }
             // The node's version has no lists: every object that there may be.
             let groups = u64::from(placement.groups);
             let of_group =
@@ -181,6 +194,10 @@ impl Sweep {
             self.to_list.push_front((group, Listing::Objects { volume: self.volume, from }));
         }
         let found = indices.into_iter().filter(|index| u64::from(*index) < end);
+        if let SweepKind::Indices { .. } = self.kind {
+            self.indices.extend(found);
+            return Some(());
+        }
         let before = self.found.len();
         self.found.extend(found);
         self.listed += (self.found.len() - before) as u64;
@@ -253,6 +270,31 @@ mod tests {
         let (removed, _) =
             sweep(SweepKind::Objects { zero_from: 0, first: 5, end: 1001 }, true, &objects, 4096);
         assert_eq!(removed, [5, 1000]);
+    }
+
+    #[test]
+    fn objects_are_listed_and_stay_where_they_are() {
+        let list = |has_lists| {
+            let mut sweep = Sweep::new(&PLACEMENT, SweepKind::Indices { end: 7 });
+            while let Some(step) = sweep.next() {
+                let SweepStep::List(group, Listing::Objects { from, .. }) = step else {
+                    panic!("{step:?}");
+                };
+                let of_group = |index: &u32| PLACEMENT.group_of(*index) == group && *index >= from;
+                let answer = match has_lists {
+                    // Lists that have room for one object each.
+                    true => encode_list([0, 1, 3, 6, 7, 9].into_iter().filter(of_group), 12 + 4),
+                    false => vec![0; 4096],
+                };
+                sweep.ended(&PLACEMENT, step, Status::SUCCESS, Some(&answer));
+            }
+            assert!(sweep.is_done());
+            sweep.indices.sort_unstable();
+            (sweep.indices, sweep.failed)
+        };
+        assert_eq!(list(true), (vec![0, 1, 3, 6], None));
+        // Nodes that do not say what they have.
+        assert_eq!(list(false), (vec![], Some(Status::INTERNAL_ERROR)));
     }
 
     #[test]

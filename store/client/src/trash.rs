@@ -116,7 +116,7 @@ pub async fn purge_image(
 }
 
 /// How the names of images in the trash begin.
-const TRASH: &str = "trash.";
+pub(crate) const TRASH: &str = "trash.";
 
 /// The name of an image in the trash: no other one has its volume.
 fn map_name(image: &ImageEntry) -> String {

@@ -10,6 +10,7 @@ mod files;
 mod images;
 mod lease;
 mod messages;
+mod pools;
 mod response;
 mod session;
 mod snapshot;
@@ -32,7 +33,7 @@ use crate::keys::check_client_key;
 use crate::{
     AcceptedLoss, ClientKeyRecord, ClusterMap, ClusterSettings, DeviceId, DeviceRecord, GroupId, GroupRecord,
     ImageEntry, ImageLock, KeyName, LeaseHolder, LeaseOutcome, MapBackup, MapChanges, MapError, MapPosition,
-    NodeId, NodeMemory, NodeRecord, OutReason, PoolRecord, Proposed, RemovedImage,
+    NodeId, NodeMemory, NodeRecord, OutReason, PoolRecord, Proposed, RecoverySettings, RemovedImage,
 };
 use client::{EtcdClient, EtcdLocation};
 pub(crate) use connection::HttpError;
@@ -382,6 +383,14 @@ impl ClusterMap for EtcdMap {
         }
     }
 
+    fn change_pool(&self, name: &str, known: &PoolRecord, to: &PoolRecord) -> Result<bool, MapError> {
+        self.change_pool_record(name, known, to)
+    }
+
+    fn rename_pool(&self, name: &str, to: &str) -> Result<(), MapError> {
+        self.rename_pool_record(name, to)
+    }
+
     fn remove_pool(&self, name: &str) -> Result<(), MapError> {
         let pool_name = format!("pools/{name}");
         let key = self.key(&pool_name);
@@ -634,6 +643,24 @@ impl ClusterMap for EtcdMap {
             Some(reason) => self.put(&name, &reason),
             None => self.delete(&name).map(drop),
         }
+    }
+
+    fn recovery(&self) -> Result<RecoverySettings, MapError> {
+        Ok(self.get("recovery")?.unwrap_or_default())
+    }
+
+    fn change_recovery(&self, known: &RecoverySettings, to: &RecoverySettings) -> Result<bool, MapError> {
+        to.check()?;
+        let key = self.key("recovery");
+        let found = self.client.get(&key)?;
+        let current = found.as_ref().map_or(Ok(RecoverySettings::default()), |it| decode("recovery", it))?;
+        if current != *known {
+            return Ok(false);
+        }
+        let compare = found.map_or(version_is(&key, 0), |found| revision_is(&key, found.mod_revision));
+        let is_changed = self.transaction(&put_if(&compare, &key, &encode(to)))?.succeeded;
+        // Its answer may have been lost, and it was repeated.
+        Ok(is_changed || self.recovery()? == *to)
     }
 
     fn node_memories(&self) -> Result<BTreeMap<NodeId, NodeMemory>, MapError> {

@@ -43,6 +43,7 @@ mod place;
 mod placement;
 mod position;
 mod record;
+mod recovery;
 mod settings;
 
 pub use backup::MapBackup;
@@ -61,6 +62,7 @@ pub use record::{
     NodeRecord, OutReason, PartitionSize, PoolClass, PoolRecord, Proposed, RemovedImage, TlsPolicy,
     TrashedImage,
 };
+pub use recovery::RecoverySettings;
 pub use settings::ClusterSettings;
 pub use wire_replica::{EntryId, GroupConfig, KeyName, ReplicaId};
 
@@ -153,6 +155,23 @@ pub trait ClusterMap: Send + Sync {
     /// [`MapError::Exists`]; [`MapError::Invalid`] if it has no groups, those of another one, or more in its
     /// in-sync sets than replicas.
     fn create_pool(&self, name: &str, pool: &PoolRecord) -> Result<(), MapError>;
+
+    /// Changes how many replicas the groups of a pool have and need in sync, if it is still `known`. Returns
+    /// whether it is changed.
+    ///
+    /// # Errors
+    /// [`MapError::Missing`]; [`MapError::Invalid`] if something else would change, or more were needed in
+    /// sync than there are.
+    fn change_pool(&self, name: &str, known: &PoolRecord, to: &PoolRecord) -> Result<bool, MapError>;
+
+    /// Gives a pool another name. If it is interrupted the pool has both names, and some of its images each,
+    /// until it is repeated.
+    ///
+    /// # Errors
+    /// [`MapError::Missing`]; [`MapError::Exists`] if another pool has that name; [`MapError::Invalid`] if it
+    /// is none, an image of the pool is attached or has to be emptied, or a client key has rights on the
+    /// pool.
+    fn rename_pool(&self, name: &str, to: &str) -> Result<(), MapError>;
 
     /// Removes a pool without images, and the records of its groups.
     ///
@@ -349,6 +368,18 @@ pub trait ClusterMap: Send + Sync {
     /// # Errors
     /// [`MapError`].
     fn set_out(&self, node: NodeId, reason: Option<OutReason>) -> Result<(), MapError>;
+
+    /// How the cluster recovers. A map without it has the default.
+    ///
+    /// # Errors
+    /// [`MapError`].
+    fn recovery(&self) -> Result<RecoverySettings, MapError>;
+
+    /// Changes it if it is still `known`. Returns whether it is changed.
+    ///
+    /// # Errors
+    /// [`MapError::Invalid`] if the rate is too low.
+    fn change_recovery(&self, known: &RecoverySettings, to: &RecoverySettings) -> Result<bool, MapError>;
 
     /// What each node has seen. Changes of it are not reported.
     ///

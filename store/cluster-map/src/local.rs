@@ -8,6 +8,7 @@
 mod changes;
 mod images;
 mod lease;
+mod pools;
 mod snapshot;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -33,9 +34,11 @@ use crate::keys::check_client_key;
 use crate::{
     AcceptedLoss, ClientKeyRecord, ClusterMap, ClusterSettings, DeviceId, DeviceRecord, GroupId, GroupRecord,
     ImageEntry, ImageLock, KeyName, LeaseHolder, LeaseOutcome, MapBackup, MapChanges, MapError, MapPosition,
-    NodeId, NodeMemory, NodeRecord, OutReason, PoolRecord, Proposed, RemovedImage,
+    NodeId, NodeMemory, NodeRecord, OutReason, PoolRecord, Proposed, RecoverySettings, RemovedImage,
 };
 
+/// The record of how the cluster recovers.
+const RECOVERY: &str = "recovery";
 /// The directories of records.
 const DIRECTORIES: [&str; 19] = [
     "nodes",
@@ -135,17 +138,21 @@ impl LocalMap {
     fn publish_uncounted(&self, name: &Path, value: &impl Serialize, how: Publish) -> Result<bool, MapError> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let unique = format!("{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        self.remove_abandoned();
         let temporary = self.root.join("temporary").join(unique);
         let bytes = serde_json::to_vec(value).expect("records have names as keys");
-        let write = || {
+        let write = || -> std::io::Result<File> {
             // What a process with the same number left.
             let _ = fs::remove_file(&temporary);
             let mut file = OpenOptions::new().write(true).create_new(true).mode(0o644).open(&temporary)?;
+            // For as long as it is open: it is not abandoned.
+            rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)?;
             file.write_all(&bytes)?;
-            file.sync_all()
+            file.sync_all()?;
+            Ok(file)
         };
         // Nothing is left of what cannot be written: that is tried again and again.
-        write().map_err(|error| {
+        let _written: File = write().map_err(|error| {
             let _ = fs::remove_file(&temporary);
             failed(&temporary, &error)
         })?;
@@ -159,6 +166,24 @@ impl LocalMap {
             Ok(()) => sync_directory(path.parent().unwrap_or(&self.root)).map(|()| true),
             Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(false),
             Err(error) => Err(failed(&path, &error)),
+        }
+    }
+
+    /// Removes what processes have left that were killed while they wrote: those that are gone, and have no
+    /// lock of it. A process that another machine or container sees under another number has the lock.
+    fn remove_abandoned(&self) {
+        let directory = Path::new("temporary");
+        for name in self.names(directory).unwrap_or_default() {
+            let process = name.split_once('-').and_then(|(process, _)| process.parse::<u32>().ok());
+            if process.is_none_or(|process| Path::new(&format!("/proc/{process}")).exists()) {
+                continue;
+            }
+            let path = self.root.join(directory).join(name);
+            let is_locked =
+                |file: File| rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_err();
+            if File::open(&path).is_ok_and(|file| !is_locked(file)) {
+                let _ = fs::remove_file(path);
+            }
         }
     }
 
@@ -433,6 +458,14 @@ impl ClusterMap for LocalMap {
         }
     }
 
+    fn change_pool(&self, name: &str, known: &PoolRecord, to: &PoolRecord) -> Result<bool, MapError> {
+        self.change_pool_record(name, known, to)
+    }
+
+    fn rename_pool(&self, name: &str, to: &str) -> Result<(), MapError> {
+        self.rename_pool_record(name, to)
+    }
+
     fn remove_pool(&self, name: &str) -> Result<(), MapError> {
         let pool = self.pools()?.remove(name).ok_or_else(|| MapError::Missing(format!("pool {name}")))?;
         if self.images()?.keys().any(|(of, _)| of == name) {
@@ -518,6 +551,10 @@ impl ClusterMap for LocalMap {
         let (uuid, volume) = (Uuid::new_v4(), random_volume());
         let image = ImageEntry { uuid, volume, bytes, cut_from: None, protected: false, trashed: None };
         let _names = self.lock_names(FlockOperation::LockExclusive)?;
+        // The pool may have another name meanwhile.
+        if !self.has_pool(pool)? {
+            return Err(MapError::Missing(format!("pool {pool}")));
+        }
         self.free_removed_name(pool, name)?;
         match self.publish(&image_path(pool, name), &image, Publish::New)? {
             true => Ok(image),
@@ -651,6 +688,20 @@ impl ClusterMap for LocalMap {
             Some(reason) => self.publish(&name, &reason, Publish::Replace).map(drop),
             None => self.remove(&name).map(drop),
         }
+    }
+
+    fn recovery(&self) -> Result<RecoverySettings, MapError> {
+        Ok(self.read(Path::new(RECOVERY))?.unwrap_or_default())
+    }
+
+    fn change_recovery(&self, known: &RecoverySettings, to: &RecoverySettings) -> Result<bool, MapError> {
+        to.check()?;
+        // Of two changes at a time the second one sees the first.
+        let _changes = self.lock_names(FlockOperation::LockExclusive)?;
+        if self.recovery()? != *known {
+            return Ok(false);
+        }
+        self.publish(Path::new(RECOVERY), to, Publish::Replace)
     }
 
     fn node_memories(&self) -> Result<BTreeMap<NodeId, NodeMemory>, MapError> {

@@ -11,7 +11,8 @@ use cluster_map::*;
 use records::{
     a_backup_brings_back_what_was_there, a_removed_node_does_not_come_back,
     an_older_copy_gives_no_number_twice_and_says_what_it_is, client_keys_come_and_go, holder,
-    images_get_other_names, node, one_process_holds_the_lease_of_a_node, race, record,
+    images_get_other_names, node, one_process_holds_the_lease_of_a_node,
+    pools_get_other_names_and_numbers_of_replicas, race, record, recovery_changes_from_what_was_read,
     settings_are_given_once_before_there_are_nodes, what_nodes_have_seen_is_kept,
 };
 use rig::EtcdCluster;
@@ -138,6 +139,7 @@ fn lease_and_grace_never_change() {
     map.create().unwrap();
     settings_are_given_once_before_there_are_nodes(&map);
     what_nodes_have_seen_is_kept(&map);
+    recovery_changes_from_what_was_read(&map);
 }
 
 #[test]
@@ -252,4 +254,12 @@ fn a_backup_is_restored_whole_and_lowers_no_epoch() {
     a_backup_brings_back_what_was_there(&map, &EtcdMap::new(&etcd.urls("d")).unwrap());
     assert_eq!(beside.cluster().unwrap(), cluster);
     assert!(beside.restore(&map.backup().unwrap(), 0).unwrap_err().to_string().contains("and the map is of"));
+}
+
+#[test]
+fn a_pool_gets_another_name_and_number_of_replicas() {
+    let Some(etcd) = EtcdCluster::start("pools", 1) else { return };
+    let map = EtcdMap::new(&etcd.urls("c")).unwrap();
+    map.create().unwrap();
+    pools_get_other_names_and_numbers_of_replicas(&map);
 }

@@ -10,7 +10,8 @@ use cluster_map::*;
 use records::{
     a_backup_brings_back_what_was_there, a_removed_node_does_not_come_back,
     an_older_copy_gives_no_number_twice_and_says_what_it_is, client_keys_come_and_go, holder,
-    images_get_other_names, node, one_process_holds_the_lease_of_a_node, race, record,
+    images_get_other_names, node, one_process_holds_the_lease_of_a_node,
+    pools_get_other_names_and_numbers_of_replicas, race, record, recovery_changes_from_what_was_read,
     settings_are_given_once_before_there_are_nodes, what_nodes_have_seen_is_kept,
 };
 use uuid::Uuid;
@@ -42,6 +43,30 @@ fn a_map_that_is_there_is_opened_without_a_write() {
     let again = LocalMap::open(&file.0).unwrap();
     assert_eq!(again.cluster().unwrap(), map.cluster().unwrap());
     assert_eq!(modified(), std::time::UNIX_EPOCH);
+}
+
+#[test]
+fn what_a_killed_process_was_writing_is_removed_by_the_next_one() {
+    let file = MapFile::new("abandoned");
+    let map = LocalMap::open(&file.0).unwrap();
+    let mut child = std::process::Command::new("true").spawn().unwrap();
+    let killed = child.id();
+    child.wait().unwrap();
+    let left = |process: u32, number: u32| {
+        let path = file.0.join(format!("temporary/{process}-{number}"));
+        std::fs::write(&path, "{").unwrap();
+        path
+    };
+    let (of_killed, of_living) = (left(killed, 0), left(std::process::id(), 1_000_000));
+    // One of another machine, whose process is not here, is being written.
+    let of_another = left(killed, 1);
+    let locked = std::fs::File::open(&of_another).unwrap();
+    locked.lock().unwrap();
+    map.create_node(&node(1)).unwrap();
+    assert!(!of_killed.exists() && of_living.exists() && of_another.exists());
+    drop(locked);
+    map.create_node(&node(2)).unwrap();
+    assert!(of_living.exists() && !of_another.exists());
 }
 
 /// The weakest device of a pool decides; one that says nothing promises what the pool does.
@@ -398,6 +423,7 @@ fn lease_and_grace_never_change() {
     let map = LocalMap::open(&file.0).unwrap();
     settings_are_given_once_before_there_are_nodes(&map);
     what_nodes_have_seen_is_kept(&map);
+    recovery_changes_from_what_was_read(&map);
     // Those that fence nothing, and what a later version may have, are errors and no default.
     let path = file.0.join("settings");
     std::fs::write(&path, br#"{"lease_ms":500,"grace_ms":450}"#).unwrap();
@@ -490,4 +516,18 @@ fn a_backup_is_restored_whole_and_lowers_no_epoch() {
     assert!(error.to_string().contains("which no map has"), "{error}");
     std::fs::write(&path, text.to_string().replace("\"format\":1", "\"format\":2")).unwrap();
     assert!(MapBackup::load(&path).unwrap_err().to_string().contains("format 2"));
+}
+
+#[test]
+fn a_pool_gets_another_name_and_number_of_replicas() {
+    let file = MapFile::new("pools");
+    let map = LocalMap::open(&file.0).unwrap();
+    pools_get_other_names_and_numbers_of_replicas(&map);
+    // One that was interrupted has two names, and goes on when it is repeated.
+    let copy = |from: &str, to: &str| std::fs::copy(file.0.join(from), file.0.join(to)).unwrap();
+    copy("pools/c", "pools/d");
+    std::fs::rename(file.0.join("images/c.vol"), file.0.join("images/d.vol")).unwrap();
+    map.rename_pool("c", "d").unwrap();
+    assert_eq!(map.pools().unwrap().keys().collect::<Vec<_>>(), ["b", "d"]);
+    assert!(map.images().unwrap().keys().all(|(pool, _)| pool == "d") && map.images().unwrap().len() == 2);
 }

@@ -35,6 +35,9 @@ pub enum LinkError {
     /// The key by which a client connected is none of the cluster any more.
     #[error("the client key {0} was deleted")]
     KeyDeleted(KeyName),
+    /// The node has as many connections of clients, or with this key, as it takes.
+    #[error("the node has as many connections of clients as it takes")]
+    TooMany,
     /// The peer is another node than this address was of.
     #[error("the peer is node {found:?}, not {expected:?}")]
     Node {

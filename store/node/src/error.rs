@@ -117,7 +117,7 @@ pub enum StoreError {
     #[error("the device has no partition left for logical group {0}")]
     NoSpare(u32),
     /// The address cannot be listened on.
-    #[error("{address}: {source}")]
+    #[error("cannot listen on {address}: {source}")]
     Listen {
         /// The address.
         address: sockets::StreamAddress,

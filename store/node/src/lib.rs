@@ -41,6 +41,7 @@ mod error;
 mod format;
 mod image;
 mod node;
+mod node_metrics;
 pub mod node_rpc;
 mod once;
 mod replica_node;

@@ -15,12 +15,13 @@ use cluster_map::{
     OutReason, PoolRecord, ReplicaId, TlsPolicy,
 };
 use control::json::{Value, json};
-use control::{JobHandle, Method, Module, RpcError};
+use control::{JobHandle, Method, Metric, MetricSamples, Module, RpcError};
 use reactor::{ReactorHandle, blocking};
 use replica::ReplicaSettings;
 use sockets::{Sockets, StreamAddress};
 use store_link::{ClusterKey, Identity};
 
+use crate::node_metrics;
 use crate::rpc::tuning;
 use crate::{ClientKeyTable, NodeServer, NodeServerConfig, PoolOptions, StoreCores, StoreError, StoreTuning};
 
@@ -157,11 +158,24 @@ impl Module for NodeModule {
             Method::query("store_node_get_status", get_status)
                 .text(
                     "Describes the replicas of this node: their state, and why a group is not served. Not an SPDK method.",
-                    "object with `node`, `state` (`serves`, or `leaving` while others take over), `cluster`, `address`, `bdev_name`, `log_bdev_name`, `durability`, `lease_ms`, `grace_ms`, `replicas`, \
+                    "object with `node`, `state` (`serves`, or `leaving` while others take over), `cluster`, `address`, `bdev_name`, `log_bdev_name`, `durability`, `lease_ms`, `grace_ms`, `replicas`, `volumes` with what clients did to images, \
                      `checksum_cache_limit_bytes`, `spare_partitions`, `failed_partitions`, `refused`, `without_room`, `connections` with and without TLS, `map` with what the node has seen of the map, and `nodes` with the addresses of all nodes",
                 )
                 .errors(&[NO_NODE]),
         ]
+    }
+
+    fn metrics() -> Vec<&'static Metric> {
+        node_metrics::declared()
+    }
+
+    fn collect(&self, samples: &mut MetricSamples) {
+        // A node that starts or stops has none: this does not wait for it.
+        if let Ok(node) = self.node.try_read()
+            && let Ok(server) = node.server()
+        {
+            node_metrics::collect(server, samples);
+        }
     }
 
     fn drain(&self) {

@@ -8,7 +8,7 @@ use bdev::{BlockDevice, Durability, Registry};
 use cluster_map::{PartitionSize, PoolClass, PoolRecord};
 use control::JobHandle;
 use reactor::Core;
-use replica::{CopyPacer, ReplicaId, ReplicaSettings};
+use replica::{CopyPacer, ReplicaId, ReplicaSettings, VolumeStats, VolumeTotals};
 use wire_store::Superblock;
 
 use crate::device::join_all;
@@ -68,6 +68,7 @@ pub struct ReplicaNode {
     id: ReplicaId,
     settings: ReplicaSettings,
     pacer: Arc<CopyPacer>,
+    volumes: Arc<VolumeTotals>,
     boot: [u8; 16],
     tuning: StoreTuning,
     outbox: Arc<MakeOutbox>,
@@ -100,6 +101,17 @@ struct Partitions {
 }
 
 impl ReplicaNode {
+    /// What clients did to volumes since this was opened, through the primaries here. Those without a volume are of
+    /// several. It waits for no core.
+    pub fn volumes(&self) -> BTreeMap<Option<u64>, VolumeStats> {
+        self.volumes.all()
+    }
+
+    /// Bounds the bytes in a second that are copied from here to replicas of other nodes.
+    pub fn set_recovery_rate(&self, rate: Option<u64>) {
+        self.pacer.set_rate(rate);
+    }
+
     /// Opens the replicas on a block device, which it claims, and starts them: they wait for the map's record
     /// ([`ReplicaInput::Map`]). Without those whose [partitions are damaged](Self::failed_partitions).
     ///
@@ -148,6 +160,7 @@ impl ReplicaNode {
             id,
             settings,
             pacer: Arc::default(),
+            volumes: Arc::default(),
             boot,
             tuning,
             outbox,
@@ -289,6 +302,7 @@ impl ReplicaNode {
     ) -> Result<ReplicaHandle, StoreError> {
         let (of_core, superblock) = (self.descriptors()?, self.superblock.clone());
         let (id, pacer, outbox) = (self.id, self.pacer.clone(), self.outbox.clone());
+        let volumes = self.volumes.clone();
         let settings = ReplicaSettings { group, in_sync_min: pool.in_sync_min, ..self.settings.clone() };
         let (class, boot) = (pool.class, self.boot);
         let run = move |core: Core| async move {
@@ -296,6 +310,7 @@ impl ReplicaNode {
                 id,
                 settings,
                 pacer,
+                volumes,
                 outbox: outbox(&core, group),
                 class,
                 boot,

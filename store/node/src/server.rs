@@ -4,6 +4,7 @@
 //! groups, by mailbox; so does what they send. A thread of its own asks the map, so that nothing else waits
 //! for it.
 
+mod client_limits;
 mod hosting;
 mod hub;
 mod keys;
@@ -26,7 +27,7 @@ use cluster_map::{ClusterMap, KnownMap, LeaseHolder, LeaseOutcome, NodeId, NodeR
 use control::JobHandle;
 use control::json::Value;
 use reactor::{Core, MailboxSender};
-use replica::{ClientReply, GroupConfig, ReplicaMessage, ReplicaSettings};
+use replica::{ClientReply, GroupConfig, ReplicaMessage, ReplicaSettings, VolumeStats};
 use sockets::{ServerNetwork, StreamAddress};
 use store_link::{Identity, NodeAddress};
 
@@ -34,6 +35,7 @@ use crate::disks::class_of;
 use crate::once::once;
 use crate::tuning::StoreTuning;
 use crate::{Outbox, PoolOptions, ReplicaNode, ReplicaNodeConfig, StoreBdevs, StoreCores, StoreError};
+use client_limits::ConnectionLimits;
 use hub::{ConnectionCounts, Hub, HubConfig, HubInput};
 pub use keys::ClientKeyTable;
 use map_watch::{MapWatch, MapWatchConfig, Proposals, Refusal, SeenMap};
@@ -189,6 +191,7 @@ async fn start_hub<N: ServerNetwork>(
         grants: config.keys.grants(),
         tls: config.record.tls,
         counts: counts.clone(),
+        limits: ConnectionLimits::default(),
     };
     let start = move |core: Core| async move { Hub::<N>::start(&core, hub_config, &listen) };
     let (hub, address) = cores.run(0, start).await?;
@@ -331,6 +334,16 @@ impl NodeServer {
     /// [`StoreError::Closed`].
     pub async fn report(&self) -> Result<Value, StoreError> {
         self.report.make().await
+    }
+
+    /// What clients did to volumes since it started.
+    pub fn volumes(&self) -> BTreeMap<Option<u64>, VolumeStats> {
+        self.report.node.volumes()
+    }
+
+    /// Its connections with TLS and without, and those that were refused because there were too many.
+    pub fn connections(&self) -> (u32, u32, u64) {
+        self.report.connections.read()
     }
 
     /// Ends its connections and its replicas, and releases the device.

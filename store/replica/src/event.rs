@@ -86,6 +86,8 @@ pub enum ReplicaEvent {
     /// the map's record of the group whose storage has room for what this one has: one that has left the group still asks
     /// until it is removed. A primary neither copies to others nor sends them entries, unless they are in sync or may be.
     Learners(Vec<ReplicaId>),
+    /// Writes need this many replicas in sync from now on: that of the primary counts.
+    InSyncMin(usize),
     /// The node is to stop: the replica leaves the in-sync set, and hands over if it is the primary, so that no lease has to
     /// end for it. [`Replica::leave_status`](crate::Replica::leave_status) says how far it is.
     Leave {

@@ -272,6 +272,7 @@ impl<F: Plants> Replica<F> {
         let body = match (part, &mut peer.copy) {
             (Some(copied), CopyStage::Objects(copy)) => {
                 let (part, content) = (copied.part, copied.content.clone());
+                self.pacer.sent(content.len() as u64, now_ns);
                 copy.step = CopyStep::Writing { copied, since_ns: now_ns, sent_ns: now_ns };
                 MessageBody::CopyObject { session, part, content }
             }

@@ -75,6 +75,7 @@ mod replica;
 mod sessions;
 mod stale;
 mod unsettled;
+mod volumes;
 
 pub use event::{CopiedPart, RecoveredReplica, ReplicaAction, ReplicaCheckpoint, ReplicaEvent};
 pub use faults::{NoFaults, PlantedReplicaFault, Plants};
@@ -83,6 +84,7 @@ pub use leave::LeaveStatus;
 pub use pacer::CopyPacer;
 pub use replica::{GroupBlocked, Replica, ReplicaSettings, ReplicaStatus};
 pub use stale::{GroupMemory, StaleReason};
+pub use volumes::{VolumeStats, VolumeTotals};
 pub use wire_replica::{
     Append, AppendOutcome, AppliedRequests, CLIENT_WINDOW, ClientReply, ClientRequest, ClientSession,
     EntryId, GroupConfig, Listing, MessageBody, ObjectPart, ReplicaId, ReplicaMessage, ReplicatedEntry,

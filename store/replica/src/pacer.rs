@@ -28,12 +28,17 @@ const PAUSE_MAX_NS: u64 = 8_000_000;
 /// The longest while another failure would lose data or stop writes: clients wait for a copy then, to be safe sooner.
 const URGENT_PAUSE_MAX_NS: u64 = 300_000;
 
+/// A rate that an operator gives is at least this: a part takes an eighth of a second.
+const RATE_MIN: u64 = 1 << 20;
+
 /// Gives the copies of a node their turns, one part each, and adapts the pause between these to what clients see.
 ///
 /// All replicas of a node share one: copies of one group delay the requests of others. While nothing is copied it learns the
 /// 99th percentiles of the latencies of reads and of writes; while something is, it has the pause follow the share of
 /// requests that take longer than 1.25 times that, so that this stays at one in a hundred. Without requests of clients there
 /// is no pause, and with them it has a maximum.
+///
+/// An operator may bound what is copied in a second ([`set_rate`](Self::set_rate)): urgent copies too.
 ///
 /// Its counters are updated without locks: an update that is lost to another core's changes little.
 #[derive(Debug)]
@@ -43,6 +48,10 @@ pub struct CopyPacer {
     pause_ns: AtomicU64,
     /// The earliest time of the next turn.
     next_ns: AtomicU64,
+    /// Bytes in a second; 0 for no bound.
+    rate: AtomicU64,
+    /// When what was copied is below the rate again.
+    below_rate_ns: AtomicU64,
     /// When a request of a client last ended, and a turn was last given.
     served_ns: AtomicU64,
     copied_ns: AtomicU64,
@@ -55,6 +64,8 @@ impl Default for CopyPacer {
             usual_write_ns: AtomicU64::new(0),
             pause_ns: AtomicU64::new(FIRST_PAUSE_NS),
             next_ns: AtomicU64::new(0),
+            rate: AtomicU64::new(0),
+            below_rate_ns: AtomicU64::new(0),
             served_ns: AtomicU64::new(0),
             copied_ns: AtomicU64::new(0),
         }
@@ -89,6 +100,24 @@ impl CopyPacer {
         }
     }
 
+    /// Bounds the bytes that are copied in a second, at least 1 MiB; `None` ends that.
+    pub fn set_rate(&self, rate: Option<u64>) {
+        self.rate.store(rate.map_or(0, |rate| rate.max(RATE_MIN)), Relaxed);
+        self.below_rate_ns.store(0, Relaxed);
+    }
+
+    /// Counts a part that is sent to a learner: with a rate, what comes later waits for as long as its bytes
+    /// take.
+    pub fn sent(&self, bytes: u64, now_ns: u64) {
+        let rate = self.rate.load(Relaxed);
+        if rate > 0 {
+            let takes_ns = bytes.saturating_mul(1_000_000_000) / rate;
+            let next_ns = |below_ns: u64| Some(below_ns.max(now_ns).saturating_add(takes_ns));
+            // Copies of several groups add to it.
+            let _ = self.below_rate_ns.fetch_update(Relaxed, Relaxed, next_ns);
+        }
+    }
+
     /// When a copy may read its next part: now or later. Copies that ask get their turns in that order. A copy is urgent
     /// while another failure would lose data or stop writes.
     pub fn turn_ns(&self, now_ns: u64, is_urgent: bool) -> u64 {
@@ -100,6 +129,11 @@ impl CopyPacer {
         };
         let pause_ns = self.pause_ns.load(Relaxed).min(pause_max_ns);
         let turn_ns = if is_idle { now_ns } else { self.next_ns.load(Relaxed).max(now_ns) };
+        let turn_ns = if self.rate.load(Relaxed) == 0 {
+            turn_ns
+        } else {
+            turn_ns.max(self.below_rate_ns.load(Relaxed))
+        };
         self.next_ns.store(turn_ns + pause_ns, Relaxed);
         self.copied_ns.store(turn_ns, Relaxed);
         turn_ns
@@ -183,6 +217,32 @@ mod tests {
         assert_eq!(turns, [0, 1, 2].map(|turn| now_ns + turn * FIRST_PAUSE_NS));
         now_ns += IDLE_NS + 1;
         assert_eq!([0; 3].map(|_| pacer.turn_ns(now_ns, false)), [now_ns; 3]);
+    }
+
+    #[test]
+    fn no_more_is_copied_in_a_second_than_an_operator_permits() {
+        let (pacer, start_ns) = (CopyPacer::default(), 1000 * MS);
+        pacer.set_rate(Some(4 << 20));
+        // Two groups copy parts at the same time, an urgent one and another, while no client asks for
+        // anything.
+        let (mut at_ns, mut bytes) = ([start_ns; 2], 0);
+        while at_ns[0].max(at_ns[1]) < start_ns + 10_000 * MS {
+            let group = usize::from(at_ns[1] < at_ns[0]);
+            let turn_ns = pacer.turn_ns(at_ns[group], group == 0);
+            pacer.sent(128 << 10, turn_ns);
+            (at_ns[group], bytes) = (turn_ns + MS, bytes + (128 << 10));
+        }
+        assert!((38 << 20..=42 << 20).contains(&bytes), "{bytes}");
+        // Without the bound it is as before, at once.
+        pacer.set_rate(None);
+        let now_ns = at_ns[0];
+        assert_eq!(pacer.turn_ns(now_ns, false), now_ns);
+        pacer.sent(1 << 30, now_ns);
+        assert_eq!(pacer.turn_ns(now_ns, false), now_ns);
+        // One that is too low would hold up a copy for longer than its learner waits.
+        pacer.set_rate(Some(1));
+        pacer.sent(128 << 10, now_ns);
+        assert_eq!(pacer.turn_ns(now_ns, false), now_ns + 125 * MS);
     }
 
     #[test]

@@ -43,6 +43,8 @@ pub(crate) struct Primary {
     pub(crate) sessions: PrimarySessions,
     /// Writes in the log that are not committed: client and number.
     pub(crate) uncommitted: HashSet<(u64, u64)>,
+    /// When those of this epoch were appended, by sequence.
+    appended_ns: VecDeque<(u64, u64)>,
     waiting_reads: VecDeque<ClientRead>,
     /// Reads that the storage carries out.
     pub(crate) reading: BTreeMap<u64, ClientRead>,
@@ -65,6 +67,8 @@ pub(crate) struct FetchOfFollower {
 /// A read of a client.
 #[derive(Clone, Copy)]
 pub(crate) struct ClientRead {
+    /// When it arrived.
+    arrived_ns: u64,
     pub(crate) client: u64,
     pub(crate) number: u64,
     pub(crate) object: ObjectId,
@@ -209,6 +213,7 @@ impl Primary {
             measured_read: None,
             sessions: PrimarySessions::new(&replica.log, replica.commit_point, replica.now_ns),
             uncommitted: headers.map(|header| (header.client, header.client_number)).collect(),
+            appended_ns: VecDeque::new(),
             waiting_reads: VecDeque::new(),
             reading: BTreeMap::new(),
             repairs: BTreeMap::new(),
@@ -470,11 +475,12 @@ impl<F: Plants> Replica<F> {
                 }
             }
             ClientRequest::Read { client, number, object, offset, length } => {
+                let arrived_ns = self.now_ns;
                 let waiting = &mut self.primary().waiting_reads;
                 if waiting.len() >= reads_max {
                     actions.push(ReplicaAction::Reply { client, number, reply: ClientReply::Busy });
                 } else {
-                    waiting.push_back(ClientRead { client, number, object, offset, length });
+                    waiting.push_back(ClientRead { arrived_ns, client, number, object, offset, length });
                 }
             }
         }
@@ -517,6 +523,7 @@ impl<F: Plants> Replica<F> {
         self.primary().uncommitted.insert((header.client, header.client_number));
         let now_ns = self.now_ns;
         self.primary().measured_write.get_or_insert((sequence, now_ns));
+        self.primary().appended_ns.push_back((sequence, now_ns));
         let header = EntryHeader { sequence, epoch, commit_point, ..header };
         self.primary().sessions.appended(&header);
         self.append(wire_replica::share_entry(ReplicatedEntry { header, data }), actions);
@@ -553,6 +560,14 @@ impl<F: Plants> Replica<F> {
         for sequence in self.commit_point + 1..=through {
             let header = &self.log.get(sequence).expect("it is in the log").header;
             primary.uncommitted.remove(&(header.client, header.client_number));
+            // What an earlier primary appended has none.
+            let appended = primary.appended_ns.pop_front_if(|(appended, _)| *appended <= sequence);
+            if let Some((_, appended_ns)) = appended
+                && header.client != 0
+            {
+                let took_ns = now_ns - appended_ns;
+                self.volumes.changed(header.operation, header.object, header.length, took_ns);
+            }
         }
         primary.sessions.committed(through);
         if let Some((_, begun_ns)) = primary.measured_write.take_if(|(sequence, _)| *sequence <= through) {
@@ -630,7 +645,11 @@ impl<F: Plants> Replica<F> {
                     self.pacer.observe_read(self.now_ns - begun_ns, self.now_ns);
                 }
                 match data {
-                    Some(data) => request.answer(ClientReply::Data(data), actions),
+                    Some(data) => {
+                        let took_ns = self.now_ns - request.arrived_ns;
+                        self.volumes.read(request.object, request.length, took_ns);
+                        request.answer(ClientReply::Data(data), actions);
+                    }
                     None => self.begin_repair(read, request, actions),
                 }
             }

@@ -7,10 +7,11 @@ use crate::leave::Leaving;
 use crate::log::EntryLog;
 use crate::primary::Primary;
 use crate::unsettled::UnsettledBlocks;
+use crate::volumes::VolumeCounters;
 use crate::{
     AppliedRequests, ClientReply, ClientRequest, CopyPacer, EntryId, GroupConfig, GroupMemory, MessageBody,
     NoFaults, PlantedReplicaFault, Plants, RecoveredReplica, ReplicaAction, ReplicaCheckpoint, ReplicaEvent,
-    ReplicaId, ReplicaMessage, ReplicatedEntry, StaleReason,
+    ReplicaId, ReplicaMessage, ReplicatedEntry, StaleReason, VolumeTotals,
 };
 
 /// Times and limits. All replicas of a group have the same.
@@ -191,6 +192,8 @@ pub struct Replica<F = NoFaults> {
     pub(crate) revived: u64,
     /// When the next part of a copy is read.
     pub(crate) pacer: Arc<CopyPacer>,
+    /// Requests of clients, while it is the primary.
+    pub(crate) volumes: VolumeCounters,
     pub(crate) unsettled: UnsettledBlocks,
     /// The last session of a stream that it asked for. Higher at each start.
     pub(crate) sessions: u64,
@@ -280,6 +283,7 @@ impl<F: Plants> Replica<F> {
             repaired: 0,
             revived: 0,
             pacer: Arc::default(),
+            volumes: VolumeCounters::default(),
             unsettled: UnsettledBlocks::new(unsettled, end + 1),
             learners: None,
             leaving: None,
@@ -292,6 +296,11 @@ impl<F: Plants> Replica<F> {
             contradicts: false,
             accepted_epoch: 0,
         }
+    }
+
+    /// Has requests of clients counted in the totals of its node.
+    pub fn set_volume_totals(&mut self, totals: Arc<VolumeTotals>) {
+        self.volumes = VolumeCounters::new(totals);
     }
 
     /// Has copies share their turns with those of other replicas.
@@ -340,6 +349,7 @@ impl<F: Plants> Replica<F> {
             ReplicaEvent::AcceptLoss { epoch } => self.on_accept_loss(epoch, actions),
             ReplicaEvent::Map(config) => self.on_map(config, actions),
             ReplicaEvent::Learners(replicas) => self.on_learners(replicas, actions),
+            ReplicaEvent::InSyncMin(in_sync_min) => self.settings.in_sync_min = in_sync_min,
             ReplicaEvent::Leave { successors, force } => self.leaving = Some(Leaving::new(successors, force)),
             ReplicaEvent::Stay => self.leaving = None,
             ReplicaEvent::PreferredPrimary(preferred) => self.on_preferred_primary(preferred, actions),

@@ -183,6 +183,27 @@ fn a_learner_that_leaves_holds_up_no_write() {
 }
 
 #[test]
+fn what_a_pool_demands_changes_while_its_groups_run() {
+    let mut group = Group::new(2, 2);
+    group.stopped.push(ReplicaId(2));
+    group.write(1, 1);
+    group.run_until(group.now_ns + 1000 * MS);
+    assert_eq!((group.map.in_sync.as_slice(), group.is_written(1)), (&[ReplicaId(1)][..], false));
+    group.handle(ReplicaId(1), ReplicaEvent::InSyncMin(1));
+    group.run_until(group.now_ns + 100 * MS);
+    assert!(group.is_written(1));
+    // More again: what is written then waits for the other one.
+    group.handle(ReplicaId(1), ReplicaEvent::InSyncMin(2));
+    group.write(1, 2);
+    group.run_until(group.now_ns + 1000 * MS);
+    let blocked = group.replica(ReplicaId(1)).status().blocked;
+    assert_eq!((blocked, group.is_written(2)), (Some(GroupBlocked::TooFewInSync), false));
+    group.stopped.clear();
+    group.run_until(group.now_ns + 2000 * MS);
+    assert!(group.is_written(2), "{:?}", group.map);
+}
+
+#[test]
 fn a_replica_stays_where_too_few_would_be_in_sync() {
     let mut group = Group::new(3, 2);
     group.leave(1, &[2, 3], false);

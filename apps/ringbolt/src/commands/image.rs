@@ -1,7 +1,9 @@
 //! `ringbolt image`: the images of a running server's stores, and those of a cluster.
 
 pub(super) mod cluster;
+mod copy;
 mod owner;
+mod stats;
 mod trash;
 
 use clap::{Args, Subcommand};
@@ -11,7 +13,9 @@ use super::store::POOL;
 use crate::command_error::CommandError;
 use crate::console::stdout_line;
 use crate::options::{parse_size, parse_time};
+use copy::CopyArgs;
 use owner::{ImageOwner, mib, print_table};
+use stats::StatsArgs;
 
 /// The subcommands of `ringbolt image`.
 #[derive(Subcommand)]
@@ -63,6 +67,11 @@ pub(crate) enum ImageCommand {
         #[command(flatten)]
         image: NamedImage,
     },
+    /// Show the reads and writes of the images of a cluster, as its nodes count them
+    #[command(after_help = "Examples:\n  ringbolt image stats --cluster ringbolt-store\n  \
+        ringbolt image stats --cluster ringbolt-store vol --interval 10s --json\n\n\
+        Each node is asked twice; it needs the cluster's key, and the map for addresses and names only.")]
+    Stats(StatsArgs),
     /// Protect an image of a cluster: it can be neither removed nor made smaller
     #[command(after_help = "Example:\n  ringbolt image protect --cluster ringbolt-store vol")]
     Protect {
@@ -85,6 +94,14 @@ pub(crate) enum ImageCommand {
         #[command(flatten)]
         of: ImageOwner,
     },
+    /// Copy an image of a cluster, to another pool or cluster too; what is not written in it takes no space
+    /// in the copy either
+    #[command(after_help = "Examples:\n  ringbolt image copy --cluster ringbolt-store vol vol-of-monday\n  \
+        ringbolt image copy --cluster ringbolt-store vol vol --to-pool scratch\n  \
+        ringbolt image copy --cluster ringbolt-store vol vol --to-cluster /srv/other-store\n\n\
+        No server may have the image attached meanwhile. A copy that was interrupted has no name of its own: \
+        the same command begins anew, and `ringbolt image purge --expired` removes it.")]
+    Copy(CopyArgs),
     /// Take an image of a cluster out of the trash (`image remove --keep`)
     #[command(after_help = "Examples:\n  ringbolt image list --cluster ringbolt-store --trash\n  \
         ringbolt image restore --cluster ringbolt-store vol\n  \
@@ -173,6 +190,8 @@ impl ImageCommand {
             | ImageCommand::Protect { image }
             | ImageCommand::Unprotect { image } => &image.of,
             ImageCommand::Restore { image, .. } => &image.of,
+            ImageCommand::Copy(options) => &options.of,
+            ImageCommand::Stats(options) => &options.of,
             ImageCommand::List { of, .. }
             | ImageCommand::Rename { of, .. }
             | ImageCommand::Purge { of, .. } => of,
@@ -209,6 +228,8 @@ pub(crate) fn run(command: ImageCommand) -> Result<(), CommandError> {
         ImageCommand::List { trash: true, json, of } if of.is_cluster() => trash::list(&of, json),
         ImageCommand::List { json, of, .. } if of.is_cluster() => cluster::list(&of, json),
         ImageCommand::Rename { name, to, of } if of.is_cluster() => trash::rename(&of, &name, &to),
+        ImageCommand::Copy(options) if options.of.is_cluster() => copy::run(options),
+        ImageCommand::Stats(options) if options.of.is_cluster() => stats::run(&options),
         ImageCommand::Restore { image: TrashedName { name, volume, of }, to } if of.is_cluster() => {
             trash::restore(&of, &name, volume, to.as_deref())
         }
@@ -228,6 +249,8 @@ pub(crate) fn run(command: ImageCommand) -> Result<(), CommandError> {
         | ImageCommand::Protect { .. }
         | ImageCommand::Unprotect { .. }
         | ImageCommand::Rename { .. }
+        | ImageCommand::Copy(_)
+        | ImageCommand::Stats(_)
         | ImageCommand::Restore { .. }
         | ImageCommand::Purge { .. }
         | ImageCommand::List { trash: true, .. }

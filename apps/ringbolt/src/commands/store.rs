@@ -1,51 +1,51 @@
 //! `ringbolt store`: a cluster of the replicated store on this machine, and its state.
 
 mod accept_loss;
+mod arguments;
 mod demo;
 mod key;
 mod layout;
+mod listen;
 mod map;
 mod nodes;
 mod pool;
 mod reclaim;
+mod set;
 mod space;
 mod status;
 mod stop;
 
 use std::mem::MaybeUninit;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
-use cluster_map::{
-    ClusterSettings, DeviceRecord, EtcdFiles, EtcdOptions, MapChange, NodeId, NodeRecord, OutReason,
-    TlsPolicy,
-};
+use cluster_map::{DeviceRecord, MapChange, NodeId, NodeRecord, OutReason, TlsPolicy};
 use rustix::fs::inotify::{self, WatchFlags};
 use rustix::io::Errno;
 use signal_hook::consts::{SIGCHLD, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
-use store_node::StoreTuning;
 
 use crate::command_error::CommandError;
 use crate::console::stdout_line;
-use crate::options::{Idle, parse_ms, parse_size, parse_time};
 use accept_loss::AcceptLossArgs;
+use arguments::{ClusterArgs, NewCluster, NodeOptions, NodeReactors, TlsOption};
+pub(crate) use arguments::{EtcdArgs, POOL};
+use demo::DemoArgs;
 use key::KeyCommand;
-use layout::ClusterLayout;
+pub(crate) use layout::ClusterLayout;
 use map::MapCommand;
 use nodes::RunningNodes;
 use pool::PoolCommand;
 use reclaim::ReclaimArgs;
+use set::SetArgs;
+use status::OkToStopArgs;
+pub(crate) use status::{VolumeCounts, count_volumes};
 use stop::{StartNodeArgs, StopNodeArgs};
 
-/// The directory of the cluster, unless it is named.
-const DEFAULT_DIRECTORY: &str = "ringbolt-store";
 /// The map's changes are waited for this long at a time.
 const WATCH_TIME: Duration = Duration::from_secs(60);
-/// The pool that a new cluster has.
-pub(super) const POOL: &str = "pool";
 
 /// The subcommands of `ringbolt store`.
 #[derive(Subcommand)]
@@ -53,7 +53,9 @@ pub(crate) enum StoreCommand {
     /// Run a cluster on this machine until Ctrl-C; a new one is made first
     #[command(after_help = "Examples:\n  ringbolt store up\n  \
         ringbolt store up --cluster /srv/store --nodes 4 --replicas 2 --size 100g\n  \
-        ringbolt store up --device /dev/nvme0n1 --device /dev/nvme1n1 --device /dev/nvme2n1\n\n\
+        ringbolt store up --device /dev/nvme0n1 --device /dev/nvme1n1 --device /dev/nvme2n1\n  \
+        ringbolt store up --nodes 2 --listen 10.0.0.1:7001 --tls required\n  \
+        ringbolt store up --nodes 2 --cores 0-3 --cores 4-7\n\n\
         Each node is a process with a file, or a device. A node that ends is started again. In another terminal:\n  \
         ringbolt image create --cluster ringbolt-store vol 1g\n  \
         ringbolt perf --filename=store:pool/vol --rw=randwrite --iodepth=16 --runtime=5 --time_based\n  \
@@ -66,7 +68,7 @@ pub(crate) enum StoreCommand {
     /// runs it
     #[command(after_help = "Examples:\n  ringbolt store add-node\n  \
         ringbolt store add-node --replace 2\n  \
-        ringbolt store add-node --etcd http://10.0.0.1:2379 --key key --listen 10.0.0.2 \\\n      \
+        ringbolt store add-node --etcd http://10.0.0.1:2379 --key key --listen 10.0.0.2:7001 \\\n      \
         --tls required")]
     AddNode(AddNodeArgs),
     /// Stop a node of this machine for maintenance: others take over first, and `ringbolt store up` does not
@@ -76,8 +78,16 @@ pub(crate) enum StoreCommand {
         Clients wait for no lease. It is refused where too few replicas would be in sync."
     )]
     StopNode(StopNodeArgs),
+    /// Say whether some nodes may be stopped together now: whether all groups would be served without them
+    #[command(after_help = "Examples:\n  ringbolt store ok-to-stop 2\n  \
+        ringbolt store ok-to-stop 2 5 && reboot-machine-b\n  ringbolt store ok-to-stop 2 3 --json\n\n\
+        The exit status is 0 if they may be stopped, and 1 if a group would not be served. It changes \
+        nothing, and what it says holds until another node fails or stops.")]
+    OkToStop(OkToStopArgs),
     /// Start a node that was stopped; `ringbolt store up` in the same directory runs it
-    #[command(after_help = "Example:\n  ringbolt store start-node 2")]
+    #[command(after_help = "Examples:\n  ringbolt store start-node 2\n  \
+        ringbolt store start-node 2 --listen 10.0.0.1:7002\n\n\
+        Other nodes and clients find the new address in the map.")]
     StartNode(StartNodeArgs),
     /// Move the replicas of a node to other nodes, so that it can be taken away
     #[command(after_help = "Example:\n  ringbolt store out 2")]
@@ -94,6 +104,13 @@ pub(crate) enum StoreCommand {
     /// Give a node another share of the data: some replicas move to it, or from it to others
     #[command(after_help = "Example:\n  ringbolt store weight 2 5120")]
     Weight(WeightArgs),
+    /// Change how the cluster recovers while it runs: `noout` keeps replicas of nodes that are down where
+    /// they are, `recovery-rate` bounds what nodes copy
+    #[command(after_help = "Examples:\n  ringbolt store set noout=on\n  \
+        ringbolt store set noout=off recovery-rate=50m\n  ringbolt store set recovery-rate=off --json\n\n\
+        All nodes follow, and `ringbolt store status` shows it. A node that is out already stays out: \
+        `ringbolt store in` takes it in.")]
+    Set(SetArgs),
     /// Have connections to nodes use TLS, in a running cluster too: `on`, and `required` when all use it
     #[command(after_help = "Examples:\n  ringbolt store tls on\n  ringbolt store tls required --node 2\n\n\
         Keys follow from those of the cluster and its clients; there are no certificates. Nodes and clients \
@@ -123,57 +140,6 @@ pub(crate) enum StoreCommand {
     Demo(DemoArgs),
 }
 
-/// Which cluster.
-#[derive(Args)]
-pub(crate) struct ClusterArgs {
-    /// Directory of the cluster
-    #[arg(long, value_name = "DIR", env = "RINGBOLT_CLUSTER", default_value = DEFAULT_DIRECTORY)]
-    cluster: PathBuf,
-    #[command(flatten)]
-    etcd: EtcdArgs,
-}
-
-/// etcd, with the map of a cluster.
-#[derive(Args)]
-pub(crate) struct EtcdArgs {
-    /// etcd, which has the map of the cluster: http://HOST:PORT[/PREFIX] or https://, several with commas
-    /// between. The cluster's directory remembers it, with copies of the files below
-    #[arg(long, value_name = "URL[,URL]")]
-    etcd: Option<String>,
-    /// File with a user of etcd, a line NAME:PASSWORD, which its owner alone can read [default: etcd-user in
-    /// the cluster's directory, if it is there]
-    #[arg(long, value_name = "FILE")]
-    etcd_user_file: Option<PathBuf>,
-    /// File with the certificates of the CAs of etcd's servers, which https:// needs [default: etcd-ca.pem
-    /// there]
-    #[arg(long, value_name = "FILE")]
-    etcd_ca_file: Option<PathBuf>,
-    /// File with a client certificate, if etcd requires one [default: etcd-cert.pem there]
-    #[arg(long, value_name = "FILE")]
-    etcd_cert_file: Option<PathBuf>,
-    /// File with the key of the client certificate, which its owner alone can read [default: etcd-key.pem
-    /// there]
-    #[arg(long, value_name = "FILE")]
-    etcd_key_file: Option<PathBuf>,
-}
-
-impl EtcdArgs {
-    pub(crate) fn options(&self) -> EtcdOptions {
-        let files = EtcdFiles {
-            user: self.etcd_user_file.clone(),
-            ca: self.etcd_ca_file.clone(),
-            certificate: self.etcd_cert_file.clone(),
-            key: self.etcd_key_file.clone(),
-        };
-        EtcdOptions { urls: self.etcd.clone(), files }
-    }
-
-    /// Whether one of them is given.
-    pub(crate) fn is_given(&self) -> bool {
-        self.options() != EtcdOptions::default()
-    }
-}
-
 /// Arguments of `ringbolt store up`.
 #[derive(Args)]
 pub(crate) struct UpArgs {
@@ -181,150 +147,8 @@ pub(crate) struct UpArgs {
     of: ClusterArgs,
     #[command(flatten)]
     new: NewCluster,
-    /// What the nodes that run here do when they are idle; those that sleep leave the cores to each other and
-    /// to clients
-    #[arg(long, value_enum, default_value = "sleep")]
-    idle: Idle,
-}
-
-/// What a new cluster is like.
-#[derive(Args)]
-pub(crate) struct NewCluster {
-    /// Nodes of a new cluster [default: 3, or one for each --device]
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=64), conflicts_with = "devices")]
-    nodes: Option<u32>,
-    /// Block device of a new cluster's node, whose data is lost; repeat it for each node
-    #[arg(long = "device", value_name = "PATH")]
-    devices: Vec<PathBuf>,
-    /// Block device for the logs of a new cluster's node; repeat it for each node, in the order of the
-    /// devices. Without, logs are where the data is
-    #[arg(long = "log", value_name = "PATH")]
-    logs: Vec<PathBuf>,
-    /// Replicas of each logical group of a new cluster [default: the nodes, at most 3]
-    #[arg(long)]
-    replicas: Option<u32>,
-    /// Logical groups of a new cluster
-    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1024))]
-    groups: u32,
-    /// How long a replica's answer lets the primary of a new cluster's group serve, in whole ms. It never
-    /// changes [default: 400ms]
-    #[arg(long, value_name = "TIME", value_parser = parse_ms)]
-    lease: Option<u32>,
-    /// How long a replica of a new cluster waits for a silent primary before it takes over, at least 2.1 %
-    /// longer than the lease; both together are below 1 s [default: 450ms]
-    #[arg(long, value_name = "TIME", value_parser = parse_ms)]
-    grace: Option<u32>,
     #[command(flatten)]
-    node: NodeOptions,
-}
-
-/// What a new node is like.
-#[derive(Args, Clone)]
-pub(crate) struct NodeOptions {
-    /// Size of a new node's file [default: 10g]
-    #[arg(long, value_parser = parse_size, conflicts_with = "devices")]
-    size: Option<u64>,
-    /// Destroy stores that are on the devices; use devices that look used
-    #[arg(long, requires = "devices")]
-    force: bool,
-    /// Size of each group's log on a new node
-    #[arg(long, default_value = "8m", value_parser = parse_size)]
-    log_size: u64,
-    /// Groups for which a new node has room besides those that it gets at once; each takes an equal part of
-    /// the file [default: half as many as it gets]
-    #[arg(long, value_name = "GROUPS", value_parser = clap::value_parser!(u32).range(0..=1023))]
-    spare: Option<u32>,
-    /// Failure domain of a new node, for example its machine or rack: replicas of a group are in different
-    /// ones [default: the one that was given for all other nodes of the directory, else the node]
-    #[arg(long)]
-    domain: Option<String>,
-    /// Address that a new node listens on
-    #[arg(long, value_name = "IP", default_value = "127.0.0.1")]
-    listen: IpAddr,
-    /// Listen on an address that others than this machine reach, although data is not encrypted; not needed
-    /// with `--tls required`
-    #[arg(long)]
-    allow_plain_network: bool,
-    /// Whether others connect to a new node with TLS; `ringbolt store tls` changes it
-    #[arg(long, value_enum, default_value_t = TlsOption::Off)]
-    tls: TlsOption,
-    /// The device of a new node writes each aligned 4 KiB whole or not at all, also when the power fails,
-    /// although it does not report that: overwrites of 4 KiB then go in place, and the log has only their
-    /// headers
-    #[arg(long)]
-    atomic_blocks: bool,
-    /// What reads of a new node do of an object of which the log has entries: lay their bytes over the
-    /// device's, or have them written in place and wait for that, as in the paper
-    #[arg(long, value_enum, default_value_t = ReadPolicy::Overlay)]
-    read_policy: ReadPolicy,
-    /// Most memory that a new node uses for checksums; 1 MiB has those of 1 GiB of data
-    #[arg(long, value_name = "SIZE", default_value = "64m", value_parser = parse_size)]
-    checksum_cache: u64,
-    /// Entries of a replica of a new node beyond which they are written in place, at most 1024: few make the
-    /// log short, many join writes of the same blocks
-    #[arg(long, value_name = "ENTRIES", default_value_t = StoreTuning::default().flush_entries,
-        value_parser = clap::value_parser!(u32).range(0..=StoreTuning::FLUSH_ENTRIES_MAX as i64))]
-    flush_entries: u32,
-    /// How long an entry waits at most until it is written in place, at most a minute
-    #[arg(long, value_name = "TIME", default_value = "100ms", value_parser = parse_time)]
-    flush_after: u64,
-    /// How long another node is down before its replicas move to others
-    #[arg(long, value_name = "TIME", default_value = "10m", value_parser = parse_time)]
-    out_after: u64,
-}
-
-/// What a read does of an object of which the log has entries.
-#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub(super) enum ReadPolicy {
-    Overlay,
-    Flush,
-}
-
-impl ReadPolicy {
-    /// As `store_node_start` names it.
-    fn name(self) -> &'static str {
-        match self {
-            ReadPolicy::Overlay => "overlay",
-            ReadPolicy::Flush => "flush",
-        }
-    }
-}
-
-impl NodeOptions {
-    /// On this machine alone.
-    pub(super) fn local(size: u64) -> NodeOptions {
-        NodeOptions {
-            size: Some(size),
-            force: false,
-            log_size: 8 << 20,
-            spare: None,
-            domain: None,
-            listen: Ipv4Addr::LOCALHOST.into(),
-            allow_plain_network: false,
-            tls: TlsOption::Off,
-            atomic_blocks: false,
-            read_policy: ReadPolicy::Overlay,
-            checksum_cache: StoreTuning::default().checksum_cache_bytes,
-            flush_entries: StoreTuning::default().flush_entries,
-            flush_after: StoreTuning::default().flush_after.as_nanos() as u64,
-            out_after: 600_000_000_000,
-        }
-    }
-
-    /// What clap cannot check.
-    fn check(&self) -> Result<(), CommandError> {
-        if self.flush_after > StoreTuning::FLUSH_AFTER_MAX.as_nanos() as u64 {
-            return Err(CommandError::usage("--flush-after: at most a minute"));
-        }
-        if self.listen.is_loopback() || self.allow_plain_network || self.tls == TlsOption::Required {
-            return Ok(());
-        }
-        Err(CommandError::usage(format!(
-            "{} is not this machine alone, and data is not encrypted: --tls required encrypts it, and \
-             --allow-plain-network permits it",
-            self.listen
-        )))
-    }
+    reactors: NodeReactors,
 }
 
 /// Arguments of `ringbolt store add-node`.
@@ -373,27 +197,6 @@ pub(crate) struct TlsArgs {
     of: ClusterArgs,
 }
 
-/// Whether connections to a node use TLS.
-#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub(super) enum TlsOption {
-    /// Others connect without it; those that use it are served too
-    Off,
-    /// Others connect with it; those that do not are served too
-    On,
-    /// Others connect with it, and none is served without
-    Required,
-}
-
-impl From<TlsOption> for TlsPolicy {
-    fn from(option: TlsOption) -> TlsPolicy {
-        match option {
-            TlsOption::Off => TlsPolicy::Off,
-            TlsOption::On => TlsPolicy::On,
-            TlsOption::Required => TlsPolicy::Required,
-        }
-    }
-}
-
 /// Arguments of `ringbolt store weight`.
 #[derive(Args)]
 pub(crate) struct WeightArgs {
@@ -406,22 +209,6 @@ pub(crate) struct WeightArgs {
     of: ClusterArgs,
 }
 
-impl NewCluster {
-    /// The lease and grace that are given, and else those of `known`.
-    fn settings(&self, known: ClusterSettings) -> ClusterSettings {
-        let (lease_ms, grace_ms) =
-            (self.lease.unwrap_or(known.lease_ms), self.grace.unwrap_or(known.grace_ms));
-        ClusterSettings { lease_ms, grace_ms }
-    }
-
-    fn node_count(&self) -> u32 {
-        match self.devices.len() {
-            0 => self.nodes.unwrap_or(3),
-            devices => devices as u32,
-        }
-    }
-}
-
 /// Arguments of `ringbolt store status`.
 #[derive(Args)]
 pub(crate) struct StatusArgs {
@@ -432,14 +219,6 @@ pub(crate) struct StatusArgs {
     json: bool,
 }
 
-/// Arguments of `ringbolt store demo`.
-#[derive(Args)]
-pub(crate) struct DemoArgs {
-    /// Duration of the load
-    #[arg(long, default_value = "10s", value_parser = parse_time)]
-    runtime: u64,
-}
-
 /// Runs a subcommand of `ringbolt store`.
 pub(crate) fn run(command: StoreCommand) -> Result<(), CommandError> {
     match command {
@@ -447,11 +226,13 @@ pub(crate) fn run(command: StoreCommand) -> Result<(), CommandError> {
         StoreCommand::Status(options) => status::run(&options.of, options.json),
         StoreCommand::AddNode(options) => add_node(&options),
         StoreCommand::StopNode(options) => stop::stop_node(&options),
+        StoreCommand::OkToStop(options) => status::ok_to_stop(&options),
         StoreCommand::StartNode(options) => stop::start_node(&options),
         StoreCommand::Out(options) => set_out(&options, Some(OutReason::Operator)),
         StoreCommand::In(options) => set_out(&options, None),
         StoreCommand::RemoveNode(options) => remove_node(&options),
         StoreCommand::Weight(options) => set_weight(&options),
+        StoreCommand::Set(options) => set::run(&options),
         StoreCommand::Tls(options) => set_tls(&options),
         StoreCommand::AcceptLoss(options) => accept_loss::run(&options),
         StoreCommand::Reclaim(options) => reclaim::run(&options),
@@ -466,6 +247,9 @@ fn up(options: &UpArgs) -> Result<(), CommandError> {
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGCHLD]).map_err(CommandError::environment)?;
     let ClusterArgs { cluster: directory, etcd } = &options.of;
     let is_new = !directory.exists();
+    if is_new {
+        options.reactors.check(options.new.node_count() as usize)?;
+    }
     let layout = if !is_new {
         if etcd.is_given() {
             layout::set_etcd(directory, &etcd.options())?;
@@ -481,7 +265,7 @@ fn up(options: &UpArgs) -> Result<(), CommandError> {
         stdout_line!("made a cluster in {}", directory.display());
         layout
     };
-    let mut nodes = RunningNodes::start(&layout, options.idle, is_new)?;
+    let mut nodes = RunningNodes::start(&layout, &options.reactors, is_new)?;
     watch_nodes(&layout);
     space::watch(&layout);
     // The nodes serve without the map.

@@ -78,6 +78,22 @@ fn reply(number: u64) -> EncodedFrame {
 }
 
 #[test]
+fn a_node_that_takes_no_more_connections_is_tried_less_and_less() {
+    let address = NodeAddress { stream: "127.0.0.1:1".parse().unwrap(), has_tls: false };
+    let mut node = NodeConnection::new(&address);
+    let mut waits = Vec::new();
+    for now_ns in 0..9 {
+        node.ended(true, now_ns);
+        waits.push((node.at_ns - now_ns) / 1_000_000);
+    }
+    assert_eq!(waits, [20, 40, 80, 160, 320, 640, 1000, 1000, 1000]);
+    // One that is not there is another matter: it may come at any moment.
+    let mut absent = NodeConnection::new(&address);
+    (0..9).for_each(|_| absent.ended(false, 5));
+    assert_eq!(absent.at_ns, 5 + RECONNECT_NS);
+}
+
+#[test]
 fn a_message_is_written_without_a_read() {
     let node = ReplicaId(2);
     let faults = NetworkFaults { cut_per_mille: 0, stall_per_mille: 0, break_per_mille: 0 };

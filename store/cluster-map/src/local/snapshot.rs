@@ -8,13 +8,13 @@ use serde_json::Value;
 use uuid::Uuid;
 
 use super::images::SIZES;
-use super::{ATTEMPTS_MAX, COUNTED, LocalMap, Publish};
+use super::{ATTEMPTS_MAX, COUNTED, LocalMap, Publish, RECOVERY};
 use crate::position::MapHistory;
 use crate::{ClusterMap, GroupId, ImageEntry, MapBackup, MapError, MapPosition};
 
 const HISTORY: &str = "history";
 /// Records beside those that are [`COUNTED`]; groups have a directory each.
-const FILES: [&str; 2] = ["cluster", "settings"];
+const FILES: [&str; 3] = ["cluster", "settings", RECOVERY];
 const OTHERS: [&str; 2] = ["ranges", "identities"];
 const IMAGES: &str = "images";
 const KIND: &str = "directory";
@@ -125,6 +125,9 @@ impl LocalMap {
             self.publish(Path::new(name), record, Publish::Replace)?;
         }
         self.forget_sizes()?;
+        if !backup.records.contains_key(RECOVERY) {
+            self.remove(Path::new(RECOVERY))?;
+        }
         for (id, record) in &groups {
             self.raise_group(*id, record)?;
         }

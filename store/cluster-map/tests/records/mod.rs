@@ -108,6 +108,107 @@ pub(crate) fn a_removed_node_does_not_come_back(map: &impl ClusterMap) {
     map.remove_node(NodeId(removed.0 + 1)).unwrap();
 }
 
+/// Pools in a map that has none.
+pub(crate) fn pools_get_other_names_and_numbers_of_replicas(map: &impl ClusterMap) {
+    let pool = |first_group, replicas, in_sync_min| PoolRecord {
+        first_group,
+        groups: 2,
+        replicas,
+        in_sync_min,
+        class: PoolClass::Disk,
+    };
+    map.create_pool("a", &pool(0, 2, 1)).unwrap();
+    map.create_pool("b", &pool(2, 2, 1)).unwrap();
+    assert!(map.change_pool("a", &pool(0, 2, 1), &pool(0, 3, 2)).unwrap());
+    assert_eq!(map.pools().unwrap()["a"], pool(0, 3, 2));
+    // Another one has changed it since.
+    assert!(!map.change_pool("a", &pool(0, 2, 1), &pool(0, 1, 1)).unwrap());
+    let refused = |to| map.change_pool("a", &pool(0, 3, 2), &to).unwrap_err().to_string();
+    assert_eq!(refused(pool(2, 3, 2)), "pool a keeps its groups and its class");
+    assert_eq!(refused(pool(0, 3, 4)), "pool a cannot need 4 replicas in sync of 3");
+    assert_eq!(refused(pool(0, 3, 0)), "pool a cannot need 0 replicas in sync of 3");
+    let missing = map.change_pool("c", &pool(0, 3, 2), &pool(0, 2, 1)).unwrap_err();
+    assert_eq!(missing.to_string(), "there is no pool c");
+
+    let [vol, other] = ["vol", "a.b"].map(|name| map.create_image("a", name, 1 << 20).unwrap());
+    let changed = ImageEntry { bytes: 2 << 20, ..vol.clone() };
+    assert!(map.change_image("a", "vol", &vol, &changed).unwrap());
+    let refused = |to: &str| map.rename_pool("a", to).unwrap_err().to_string();
+    assert_eq!(refused("b"), "pool b exists");
+    assert_eq!(refused("a"), "pool a exists");
+    assert!(refused("a/b").contains("is no name of a pool"));
+    assert_eq!(map.rename_pool("c", "d").unwrap_err().to_string(), "there is no pool c");
+    // Whatever knows the name.
+    let key = KeyName::new("vm7").unwrap();
+    map.create_client_key(key, &ClientKeyRecord::new([("a".to_string(), PoolAccess::Read)].into())).unwrap();
+    assert!(refused("c").starts_with("client key vm7 has rights on pool a"));
+    map.remove_client_key(key).unwrap();
+    let lease = Uuid::from_u128(5);
+    let holder = ImageHolder {
+        id: Uuid::from_u128(6),
+        lease,
+        name: "host7".to_string(),
+        address: String::new(),
+        since: 1,
+        shared: false,
+        machine: String::new(),
+        process: 1,
+        started: 1,
+    };
+    let lock = ImageLock { attach_epoch: 7, holders: vec![holder] };
+    assert!(map.change_image_lock("a", vol.volume, None, &lock).unwrap());
+    map.renew_holder(lease, 60).unwrap();
+    assert!(refused("c").starts_with("image a/vol is in use by host7"));
+    map.end_holder(lease).unwrap();
+    let removed = map.remove_image("a", "a.b", None).unwrap();
+    assert!(refused("c").contains("whose removal was interrupted"));
+    map.image_is_empty(&removed).unwrap();
+    let other = map.create_image("a", "a.b", other.bytes).unwrap();
+
+    map.rename_pool("a", "c").unwrap();
+    assert_eq!(
+        map.pools().unwrap(),
+        [("b".to_string(), pool(2, 2, 1)), ("c".to_string(), pool(0, 3, 2))].into()
+    );
+    let name = |name: &str| ("c".to_string(), name.to_string());
+    assert_eq!(map.images().unwrap(), [(name("a.b"), other), (name("vol"), changed)].into());
+    // Its attach epoch is never used twice.
+    assert_eq!(map.image_lock("c", vol.volume).unwrap().unwrap().attach_epoch, 7);
+    assert!(map.create_image("a", "new", 1 << 20).unwrap_err().to_string().contains("there is no pool a"));
+    let refused = map.remove_pool("c").unwrap_err().to_string();
+    assert!(refused.contains("pool c has images"), "{refused}");
+    // Its groups are those of the pool: no other one gets them, and they are not removed.
+    assert!(
+        map.create_pool("a", &pool(0, 2, 1))
+            .unwrap_err()
+            .to_string()
+            .contains("would share groups with pool c")
+    );
+    assert_eq!(map.removed_groups().unwrap(), []);
+}
+
+/// How a cluster recovers, in a map of which nobody has said anything of that.
+pub(crate) fn recovery_changes_from_what_was_read(map: &impl ClusterMap) {
+    let none = RecoverySettings::default();
+    assert_eq!(map.recovery().unwrap(), none);
+    let noout = RecoverySettings { noout: true, ..none };
+    assert!(map.change_recovery(&none, &noout).unwrap());
+    let limited = RecoverySettings { rate: Some(RecoverySettings::RATE_MIN), ..noout };
+    // Another one has changed it since.
+    assert!(!map.change_recovery(&none, &limited).unwrap());
+    assert_eq!(map.recovery().unwrap(), noout);
+    let low = RecoverySettings { rate: Some(RecoverySettings::RATE_MIN - 1), ..noout };
+    let refused = map.change_recovery(&noout, &low).unwrap_err().to_string();
+    assert_eq!(refused, "a recovery rate of 1048575 bytes a second is too low: at least 1048576");
+    assert!(map.change_recovery(&noout, &limited).unwrap());
+    assert_eq!(map.recovery().unwrap(), limited);
+    let backup = map.backup().unwrap();
+    assert!(map.change_recovery(&limited, &none).unwrap());
+    map.restore(&backup, 0).unwrap();
+    assert_eq!(map.recovery().unwrap(), limited);
+    assert!(map.change_recovery(&limited, &none).unwrap());
+}
+
 /// Keys of clients in a map with the pool `p`, and only that one.
 pub(crate) fn what_nodes_have_seen_is_kept(map: &impl ClusterMap) {
     let committed = EntryId { sequence: 90, epoch: 3 };

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc::SyncSender;
 
 use cluster_map::TlsPolicy;
@@ -14,13 +14,13 @@ use sockets::{ConnectionId, ListenerId, Network, NetworkEvent, ServerNetwork, St
 use store_link::{Identity, Link, LinkError, LinkEvent, NodeAddress};
 use wire_replica::{Frame, KeyName};
 
+use super::client_limits::{ClientConnections, ConnectionLimits};
 use super::keys::{KeyGrants, KeyRights};
 use crate::once::OnceSender;
 use crate::{ReplicaHandle, ReplicaInput, StoreError};
 
-/// Connections at a time, and of these, ones that have not proved that they know the key.
-const CONNECTIONS_MAX: u32 = 1024;
-const GREETING_MAX: usize = 64;
+/// Connections at a time that have not proved that they know the key.
+pub(super) const GREETING_MAX: usize = 64;
 /// How long a connection may take for its greetings.
 const GREETING_NS: u64 = 2_000_000_000;
 /// A node that refused a connection, or lost it, is tried again after this time.
@@ -63,9 +63,17 @@ pub(super) struct ConnectionCounts {
     pub(super) tls: AtomicU32,
     /// Without.
     pub(super) plain: AtomicU32,
+    /// Connections that were refused because there were too many.
+    pub(super) refused: AtomicU64,
 }
 
 impl ConnectionCounts {
+    /// Those with TLS, without, and refused ones.
+    pub(super) fn read(&self) -> (u32, u32, u64) {
+        let Self { tls, plain, refused } = self;
+        (tls.load(Ordering::Relaxed), plain.load(Ordering::Relaxed), refused.load(Ordering::Relaxed))
+    }
+
     fn of(&self, link: &Link) -> &AtomicU32 {
         if link.is_tls() { &self.tls } else { &self.plain }
     }
@@ -77,6 +85,7 @@ pub(super) struct HubConfig {
     pub(super) grants: Arc<KeyGrants>,
     pub(super) tls: TlsPolicy,
     pub(super) counts: Arc<ConnectionCounts>,
+    pub(super) limits: ConnectionLimits,
 }
 
 struct Connection {
@@ -88,6 +97,8 @@ struct Connection {
     grants: Arc<KeyGrants>,
     /// The client's key that it proved, and its rights; with the cluster's key it has all.
     key: Option<(KeyName, KeyRights)>,
+    /// It counts as one of a client.
+    is_counted: bool,
     /// The node that it was opened to.
     opened_to: Option<ReplicaId>,
     /// When its greetings are too late.
@@ -167,6 +178,7 @@ pub(super) struct Hub<N: Network> {
     opened_by: BTreeMap<ReplicaId, Slot>,
     /// The connection of each client's last request.
     clients: HashMap<u64, Slot>,
+    client_connections: ClientConnections,
     events: Vec<NetworkEvent<N::Stream>>,
     received: Vec<LinkEvent>,
     /// Connections to write to, or with more to read.
@@ -185,7 +197,7 @@ impl<N: ServerNetwork> Hub<N> {
         config: HubConfig,
         listen: &StreamAddress,
     ) -> Result<(MailboxSender<HubInput>, StreamAddress), StoreError> {
-        let HubConfig { identity, grants, tls, counts } = config;
+        let HubConfig { identity, grants, tls, counts, limits } = config;
         let mut network = N::of_core(core);
         let listener = network
             .listen(listen)
@@ -202,11 +214,12 @@ impl<N: ServerNetwork> Hub<N> {
             listener,
             replicas: BTreeMap::new(),
             members: BTreeMap::new(),
-            connections: Slab::with_capacity(CONNECTIONS_MAX),
+            connections: Slab::with_capacity(limits.all),
             by_id: HashMap::default(),
             peers: BTreeMap::new(),
             opened_by: BTreeMap::new(),
             clients: HashMap::default(),
+            client_connections: ClientConnections::new(limits),
             events: Vec::new(),
             received: Vec::new(),
             ready: Vec::new(),
@@ -301,7 +314,8 @@ impl<N: ServerNetwork> Hub<N> {
     /// A connection has proved who it is.
     ///
     /// # Errors
-    /// [`LinkError::KeyDeleted`]: its key was deleted meanwhile.
+    /// [`LinkError::KeyDeleted`]: its key was deleted meanwhile. [`LinkError::TooMany`]: it is a client's,
+    /// and there are too many.
     fn greeted(
         &mut self,
         slot: Slot,
@@ -315,11 +329,19 @@ impl<N: ServerNetwork> Hub<N> {
         if let (Some(node), None) = (peer, connection.opened_to) {
             self.opened_by.insert(node, slot);
         }
-        let Some(name) = key else { return Ok(()) };
-        let proved = connection.grants.rights(name);
-        let rights = proved.and_then(|proved| self.grants.rights_of_same(name, proved));
-        let rights = rights.ok_or(LinkError::KeyDeleted(name))?;
-        connection.key = Some((name, rights.clone()));
+        if let Some(name) = key {
+            let proved = connection.grants.rights(name);
+            let rights = proved.and_then(|proved| self.grants.rights_of_same(name, proved));
+            let rights = rights.ok_or(LinkError::KeyDeleted(name))?;
+            connection.key = Some((name, rights.clone()));
+        }
+        if peer.is_none() {
+            connection.is_counted = self.client_connections.admit(key);
+            if !connection.is_counted {
+                self.log_refusal();
+                return Err(LinkError::TooMany);
+            }
+        }
         Ok(())
     }
 
@@ -346,18 +368,27 @@ impl<N: ServerNetwork> Hub<N> {
     fn add(&mut self, stream: N::Stream, link: Link, opened_to: Option<ReplicaId>) -> Option<Slot> {
         let id = self.network.add(stream).ok()?;
         let late_ns = self.now_ns + GREETING_NS;
-        let (is_dirty, is_readable) = (false, true);
+        let (is_counted, is_dirty, is_readable) = (false, false, true);
         let (peer, key, grants) = (None, None, self.grants.clone());
         let connection =
-            Connection { id, link, peer, grants, key, opened_to, late_ns, is_dirty, is_readable };
+            Connection { id, link, peer, grants, key, is_counted, opened_to, late_ns, is_dirty, is_readable };
         let Ok(slot) = self.connections.insert(connection) else {
             self.network.close(id);
+            self.log_refusal();
             return None;
         };
         self.by_id.insert(id.0.to_bits(), slot);
         self.greeting += 1;
         self.ready.push(slot);
         Some(slot)
+    }
+
+    /// A connection is refused: a line says so, and who has the others.
+    fn log_refusal(&mut self) {
+        self.counts.refused.fetch_add(1, Ordering::Relaxed);
+        if let Some(line) = self.client_connections.refused(self.connections.len(), self.now_ns) {
+            log::warn!("{line}");
+        }
     }
 
     fn send(&mut self, slot: Slot, group: u32, frame: &Frame) {
@@ -475,7 +506,10 @@ impl<N: ServerNetwork> Hub<N> {
     fn close(&mut self, slot: Slot, error: &LinkError) {
         let Some(connection) = self.connections.remove(slot) else { return };
         match error {
-            LinkError::Closed | LinkError::Failed(_) => log::debug!("a connection of the store: {error}"),
+            // One that is refused is counted and logged with others.
+            LinkError::Closed | LinkError::Failed(_) | LinkError::TooMany => {
+                log::debug!("a connection of the store: {error}")
+            }
             _ => log::warn!("a connection of the store: {error}"),
         }
         self.by_id.remove(&connection.id.0.to_bits());
@@ -483,6 +517,9 @@ impl<N: ServerNetwork> Hub<N> {
         match connection.peer {
             None => self.greeting -= 1,
             Some(_) => _ = self.counts.of(&connection.link).fetch_sub(1, Ordering::Relaxed),
+        }
+        if connection.is_counted {
+            self.client_connections.remove(connection.key.map(|(name, _)| name));
         }
         self.clients.retain(|_, of| *of != slot);
         self.opened_by.retain(|_, of| *of != slot);
@@ -575,25 +612,77 @@ mod tests {
 
     use super::*;
 
-    #[test]
-    fn a_node_that_has_connected_gets_messages_whether_its_address_is_known_or_not() {
-        let identity = |node| {
-            let key = ClusterKey::from_bytes([1; 32]).into();
-            Arc::new(Identity { cluster: [1; 16], node: Some(ReplicaId(node)), key })
-        };
+    fn identity(node: Option<u32>) -> Arc<Identity> {
+        let key = ClusterKey::from_bytes([1; 32]).into();
+        Arc::new(Identity { cluster: [1; 16], node: node.map(ReplicaId), key })
+    }
+
+    fn reactor() -> reactor::Reactor {
         // The test's own network does not end a sleep.
         let idle = reactor::IdlePolicy::Spin;
-        let reactor_config = reactor::ReactorConfig { idle, ..reactor::ReactorConfig::default() };
-        let mut reactor = reactor::Reactor::new(&reactor_config).unwrap();
+        reactor::Reactor::new(&reactor::ReactorConfig { idle, ..Default::default() }).unwrap()
+    }
+
+    fn read_request() -> Frame {
+        let object = wire_store::ObjectId { group: 9, volume: 1, index: 0, suffix: 0 };
+        Frame::Request(ClientRequest::Read { client: 5, number: 1, object, offset: 0, length: 4096 })
+    }
+
+    #[test]
+    fn clients_with_one_key_keep_no_node_out() {
+        let mut reactor = reactor();
+        let counts = Arc::new(ConnectionCounts::default());
+        let limits = ConnectionLimits { all: 8, of_clients: 3, of_key: 2 };
+        let (grants, tls, of_hub) = (Arc::default(), TlsPolicy::Off, counts.clone());
+        let config = HubConfig { identity: identity(Some(1)), grants, tls, counts: of_hub, limits };
+        let listen = "127.0.0.1:0".parse().unwrap();
+        let (_inputs, address) = Hub::<Sockets>::start(&reactor.core(), config, &listen).unwrap();
+        let mut network = Sockets::of_core(&reactor.core());
+        // Whether a node or a client gets an answer, or its connection ends.
+        let connect = |reactor: &mut reactor::Reactor, network: &mut Sockets, node| {
+            let stream = network.connect(&address).unwrap();
+            let id = network.add(stream).unwrap();
+            let mut link = Link::connect_to(identity(node), ReplicaId(1)).unwrap();
+            link.send(read_request().encode(9));
+            let mut received = Vec::new();
+            for _ in 0..1_000_000 {
+                reactor.turn();
+                network.poll(&mut Vec::new());
+                let driven = link.drive(&mut network.stream(id), &mut received);
+                if driven.is_err() || received.len() == 2 {
+                    return (driven.is_ok(), id);
+                }
+            }
+            panic!("{received:?}");
+        };
+        let (is_served, first) = connect(&mut reactor, &mut network, None);
+        assert!(is_served && connect(&mut reactor, &mut network, None).0);
+        assert!(!connect(&mut reactor, &mut network, None).0);
+        assert!(connect(&mut reactor, &mut network, Some(2)).0);
+        assert_eq!(counts.refused.load(Ordering::Relaxed), 1);
+        // One that ends leaves its place to another.
+        network.close(first);
+        let plain = || counts.plain.load(Ordering::Relaxed);
+        assert!((0..1_000_000).any(|_| {
+            reactor.turn();
+            plain() == 2
+        }));
+        assert!(connect(&mut reactor, &mut network, None).0);
+    }
+
+    #[test]
+    fn a_node_that_has_connected_gets_messages_whether_its_address_is_known_or_not() {
+        let mut reactor = reactor();
         let listen = "127.0.0.1:0".parse().unwrap();
         let (grants, counts) = (Arc::default(), Arc::default());
-        let config = HubConfig { identity: identity(1), grants, tls: TlsPolicy::Off, counts };
+        let limits = ConnectionLimits::default();
+        let config = HubConfig { identity: identity(Some(1)), grants, tls: TlsPolicy::Off, counts, limits };
         let (inputs, address) = Hub::<Sockets>::start(&reactor.core(), config, &listen).unwrap();
 
         let mut network = Sockets::of_core(&reactor.core());
         let stream = network.connect(&address).unwrap();
         let id = network.add(stream).unwrap();
-        let mut link = Link::connect_to(identity(2), ReplicaId(1)).unwrap();
+        let mut link = Link::connect_to(identity(Some(2)), ReplicaId(1)).unwrap();
         let mut receive = |link: &mut Link, count| {
             let mut received = Vec::new();
             for _ in 0..1_000_000 {
@@ -607,9 +696,7 @@ mod tests {
             panic!("{received:?}");
         };
         // The answer says that the greetings are over at both ends.
-        let object = wire_store::ObjectId { group: 9, volume: 1, index: 0, suffix: 0 };
-        let request = ClientRequest::Read { client: 5, number: 1, object, offset: 0, length: 4096 };
-        link.send(Frame::Request(request).encode(9));
+        link.send(read_request().encode(9));
         let received = receive(&mut link, 2);
         assert!(matches!(&received[1], LinkEvent::Frame { group: 9, frame: Frame::Reply { client: 5, .. } }));
         let config = GroupConfig { epoch: 3, primary: ReplicaId(1), in_sync: vec![ReplicaId(1)] };

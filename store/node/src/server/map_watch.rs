@@ -21,7 +21,8 @@ use std::time::{Duration, Instant};
 
 use cluster_map::{
     ClusterMap, DeviceRecord, GroupId, GroupRecord, KnownMap, LeaseHolder, LeaseOutcome, MapChange,
-    MapChanges, MapError, NodeId, NodeRecord, OutReason, PartitionSize, PoolClass, ReplicaId, TlsPolicy,
+    MapChanges, MapError, NodeId, NodeRecord, OutReason, PartitionSize, PoolClass, RecoverySettings,
+    ReplicaId, TlsPolicy,
 };
 use reactor::{MailboxSender, ReactorHandle};
 use store_link::NodeAddress;
@@ -531,14 +532,16 @@ impl Watcher {
     /// Reads who is there, and hands the connections the addresses of the nodes.
     fn read_membership(&mut self) -> Result<(), MapError> {
         self.read_position()?;
-        let known = self.membership.partitions.clone();
+        let (known, pools) = (self.membership.partitions.clone(), self.membership.pools.clone());
+        let recovery = self.membership.recovery;
         self.membership.read(&*self.config.map, self.config.cluster, Instant::now())?;
         (self.read_at, self.read_from) = (None, Instant::now() + READ_TOGETHER);
-        if self.membership.partitions != known {
+        if self.membership.partitions != known || self.membership.pools != pools {
             self.undelivered.extend(self.config.groups.keys());
             self.deliver();
         }
         self.is_to_review = true;
+        self.recover_as(recovery);
         self.read_keys()?;
         self.read_losses()?;
         let addresses = self.membership.addresses();
@@ -563,6 +566,21 @@ impl Watcher {
         }
         self.record_own_device().inspect_err(|_| self.read_at = Some(Instant::now()))?;
         self.mark_overdue()
+    }
+
+    /// Follows how operators want the cluster to recover, if that was another way before.
+    fn recover_as(&self, before: RecoverySettings) {
+        let RecoverySettings { noout, rate } = self.membership.recovery;
+        if noout != before.noout {
+            log::info!("noout is {} now", if noout { "on" } else { "off" });
+        }
+        if rate != before.rate {
+            match rate {
+                Some(rate) => log::info!("this node copies {rate} bytes a second at most"),
+                None => log::info!("copies of this node have no rate any more"),
+            }
+            self.config.replicas.set_recovery_rate(rate);
+        }
     }
 
     /// Reads the keys of clients, and hands the connections those that changed.
@@ -710,13 +728,19 @@ impl Watcher {
         if !self.is_remembered {
             return;
         }
+        // What an older copy of the map says of pools is not believed.
+        let is_older = self.is_map_older();
         let deliver = |group: &u32| {
             let (Some(replica), Some(record)) = (self.config.groups.get(group), self.records.get(group))
             else {
                 return false;
             };
             let partitions = self.membership.partitions_of(&record.replicas);
-            let is_delivered = replica.send(ReplicaInput::Partitions(partitions))
+            let pool = self.membership.pool_of(*group).filter(|_| !is_older);
+            let demand = pool.map(|pool| ReplicaInput::InSyncMin(pool.in_sync_min as usize));
+            let knows_pool = demand.is_none_or(|demand| replica.send(demand));
+            let is_delivered = knows_pool
+                && replica.send(ReplicaInput::Partitions(partitions))
                 && replica.send(ReplicaInput::Map(Arc::new(record.config.clone())));
             !is_delivered
         };

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use cluster_map::{
     ClusterMap, DeviceId, DeviceRecord, GroupId, GroupRecord, MapError, NodeId, NodeRecord, OutReason,
-    PartitionSize, PoolRecord, ReplicaId, Topology,
+    PartitionSize, PoolRecord, RecoverySettings, ReplicaId, Topology,
 };
 use sockets::StreamAddress;
 use store_link::NodeAddress;
@@ -30,6 +30,8 @@ pub(super) struct Membership {
     up: BTreeSet<NodeId>,
     out: BTreeMap<NodeId, OutReason>,
     topology: Topology,
+    /// How operators want the cluster to recover.
+    pub(super) recovery: RecoverySettings,
     /// Since when nodes are down, as far as this node saw it.
     down_since: BTreeMap<NodeId, Instant>,
     /// It was read.
@@ -50,6 +52,7 @@ impl Membership {
         self.pools = map.pools()?;
         self.up = map.nodes_up()?;
         self.out = map.out()?;
+        self.recovery = map.recovery()?;
         self.topology = Topology::new(&nodes, &devices);
         (self.nodes, self.devices) = (nodes, devices);
         self.partitions = self.devices.values().filter_map(|it| Some((it.node, it.partition?))).collect();
@@ -148,13 +151,13 @@ impl Membership {
 
     /// Nodes that are down for so long that they are to be out, if this node declares it: the one with the
     /// lowest number of those that are up. While half of the nodes are down or out, none is: more likely a
-    /// network has failed. A node that an operator took out does not count.
+    /// network has failed. A node that an operator took out does not count. With `noout` none is.
     pub(super) fn overdue(&self, own: ReplicaId, out_after: Duration, now: Instant) -> Vec<NodeId> {
         let lowest = self.up.iter().find(|node| self.nodes.contains_key(node));
         let is_retired = |node: &&NodeId| self.out.get(node) == Some(&OutReason::Operator);
         let counted: Vec<_> = self.nodes.keys().filter(|node| !is_retired(node)).collect();
         let lost = counted.iter().filter(|node| !self.up.contains(node) || self.out.contains_key(node));
-        if lowest != Some(&NodeId(own.0)) || lost.count() * 2 >= counted.len() {
+        if self.recovery.noout || lowest != Some(&NodeId(own.0)) || lost.count() * 2 >= counted.len() {
             return Vec::new();
         }
         let is_overdue = |node: &NodeId, since: &Instant| {
@@ -245,6 +248,12 @@ mod tests {
         for other in [3, 4] {
             assert_eq!(four.overdue(ReplicaId(other), after, late), []);
         }
+        // An operator keeps them in, and says no more that they stay.
+        let mut kept = membership(4, &[2, 3, 4], &[], since);
+        kept.recovery.noout = true;
+        assert_eq!(kept.overdue(ReplicaId(2), after, late + after), []);
+        kept.recovery.noout = false;
+        assert_eq!(kept.overdue(ReplicaId(2), after, late), [NodeId(1)]);
         // It is out already.
         let out = membership(4, &[2, 3, 4], &[1], since);
         assert_eq!(out.overdue(ReplicaId(2), after, late), []);

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use bdev::Uuid;
 use control::json::{Value, json};
 use reactor::{MailboxSender, blocking};
-use replica::{CopyProgress, EntryId, GroupBlocked, LearnerStatus, ReplicaId};
+use replica::{CopyProgress, EntryId, GroupBlocked, LearnerStatus, ReplicaId, VolumeStats};
 use sockets::StreamAddress;
 use store_link::NodeAddress;
 use wire_replica::REPORT_BYTES_MAX;
@@ -18,6 +18,9 @@ use super::NoRoom;
 use super::hub::{ConnectionCounts, HubInput};
 use super::map_watch::{Refusal, SeenMap};
 use crate::{FailedPartition, PartitionStatus, ReplicaNode, StoreError};
+
+/// Volumes that are reported, those with the most requests first: each takes some 150 bytes of a message.
+const VOLUMES_MAX: usize = 4096;
 
 /// Where what is reported comes from.
 pub(super) struct NodeReport {
@@ -51,6 +54,7 @@ impl NodeReport {
     /// [`StoreError::Closed`].
     pub(super) async fn make(&self) -> Result<Value, StoreError> {
         let status = self.node.status().await?;
+        let (tls, plain, refused_connections) = self.connections.read();
         let node = |(id, address): (&ReplicaId, &NodeAddress)| json!({ "node": id.0, "address": address.stream.to_string(), "tls": address.has_tls });
         Ok(json!({
             "node": self.id.0,
@@ -63,15 +67,13 @@ impl NodeReport {
             "lease_ms": self.lease_ns / 1_000_000,
             "grace_ms": self.grace_ns / 1_000_000,
             "replicas": status.iter().filter_map(describe).collect::<Vec<_>>(),
+            "volumes": volumes(&self.node),
             "checksum_cache_limit_bytes": self.node.tuning().checksum_cache_bytes,
             "spare_partitions": self.node.spare_partitions(),
             "failed_partitions": self.node.failed_partitions().into_iter().map(failed).collect::<Vec<_>>(),
             "refused": sync::lock(&self.refused).iter().map(refused).collect::<Vec<_>>(),
             "without_room": sync::lock(&self.without_room).iter().map(without_room).collect::<Vec<_>>(),
-            "connections": {
-                "tls": self.connections.tls.load(Ordering::Relaxed),
-                "plain": self.connections.plain.load(Ordering::Relaxed),
-            },
+            "connections": { "tls": tls, "plain": plain, "refused": refused_connections },
             "map": describe_map(&sync::lock(&self.seen)),
             "nodes": sync::lock(&self.addresses).iter().map(node).collect::<Vec<_>>(),
         }))
@@ -185,6 +187,26 @@ fn describe(status: &PartitionStatus) -> Option<Value> {
         "repaired_ranges": replica.status.repaired,
         "revived_blocks": replica.status.revived,
     }))
+}
+
+/// What clients did to each volume, through the primaries of this node.
+fn volumes(node: &ReplicaNode) -> Vec<Value> {
+    let mut sums: Vec<_> = node.volumes().into_iter().collect();
+    sums.sort_by_key(|(_, stats)| std::cmp::Reverse(stats.reads.saturating_add(stats.writes)));
+    sums.truncate(VOLUMES_MAX);
+    let describe = |(volume, stats): (Option<u64>, VolumeStats)| {
+        json!({
+            "volume": volume,
+            "reads": stats.reads,
+            "read_bytes": stats.read_bytes,
+            "read_ns": stats.read_ns,
+            "writes": stats.writes,
+            "written_bytes": stats.written_bytes,
+            "write_ns": stats.write_ns,
+            "others": stats.others,
+        })
+    };
+    sums.into_iter().map(describe).collect()
 }
 
 fn entry_name(entry: EntryId) -> Value {

@@ -58,6 +58,8 @@ pub enum ReplicaInput {
     Map(Arc<GroupConfig>),
     /// The group's replicas with the sizes of their partitions, as far as known. Without, the primary's own one says what fits.
     Partitions(Vec<(ReplicaId, Option<PartitionSize>)>),
+    /// What the group's pool demands: see [`ReplicaEvent::InSyncMin`].
+    InSyncMin(usize),
     /// The node is to stop: see [`ReplicaEvent::Leave`].
     Leave {
         /// Replicas whose nodes stay up.

@@ -191,6 +191,7 @@ pub(super) fn info(of: &ImageOwner, name: &str, as_json: bool) -> Result<(), Com
             "name": name,
             "size": image.bytes,
             "uuid": image.uuid.to_string(),
+            "volume": image.volume,
             "protected": image.protected,
             "attached_by": holders.collect::<Vec<_>>(),
         });

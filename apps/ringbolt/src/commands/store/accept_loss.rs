@@ -4,8 +4,9 @@ use clap::Args;
 use cluster_map::{AcceptedLoss, GroupId, ReplicaId};
 use serde_json::Value;
 
+use super::arguments::ClusterArgs;
 use super::layout::ClusterLayout;
-use super::{ClusterArgs, status};
+use super::status;
 use crate::command_error::CommandError;
 use crate::console::stdout_line;
 

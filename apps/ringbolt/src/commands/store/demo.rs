@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use clap::Args;
 use cluster_map::EtcdOptions;
 use os::clock;
 use reactor::ReactorHandle;
@@ -10,14 +11,14 @@ use signal_hook::iterator::Signals;
 use workload::units::{format_count, format_ns, format_rate};
 use workload::{Direction, JobResult, JobSpec, Source, Verify, Workload};
 
+use super::arguments::{NewCluster, NodeOptions, NodeReactors, POOL};
 use super::layout::ClusterLayout;
 use super::nodes::RunningNodes;
 use super::status::status;
-use super::{DemoArgs, NewCluster, NodeOptions, POOL};
 use crate::command_error::CommandError;
 use crate::commands::demo::{TemporaryDirectory, check};
 use crate::console::stdout_line;
-use crate::options::{EngineChoice, Idle, ReactorOptions};
+use crate::options::{EngineChoice, Idle, ReactorOptions, parse_time};
 use crate::reactor_runtime::ReactorRuntime;
 
 const IMAGE: &str = "vol";
@@ -28,6 +29,14 @@ const IO_DEPTH: u32 = 16;
 const VICTIM: u32 = 2;
 /// How long the cluster may take to be healthy again.
 const RECOVERY: Duration = Duration::from_secs(60);
+
+/// Arguments of `ringbolt store demo`.
+#[derive(Args)]
+pub(crate) struct DemoArgs {
+    /// Duration of the load
+    #[arg(long, default_value = "10s", value_parser = parse_time)]
+    runtime: u64,
+}
 
 pub(super) fn run(options: &DemoArgs) -> Result<(), CommandError> {
     let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(CommandError::environment)?;
@@ -43,7 +52,7 @@ pub(super) fn run(options: &DemoArgs) -> Result<(), CommandError> {
         node: NodeOptions::local(NODE_BYTES),
     };
     let layout = ClusterLayout::create(&scratch.0.join("cluster"), &EtcdOptions::default(), &new)?;
-    let mut nodes = RunningNodes::start(&layout, Idle::Sleep, true)?;
+    let mut nodes = RunningNodes::start(&layout, &NodeReactors::default(), true)?;
     stdout_line!("{}, on files in {}", layout.describe()?, layout.directory.display());
     layout.map.create_image(POOL, IMAGE, IMAGE_BYTES).map_err(CommandError::operation)?;
     stdout_line!(

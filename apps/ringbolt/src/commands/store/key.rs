@@ -10,7 +10,7 @@ use comfy_table::Table;
 use serde_json::{Value, json};
 use store_link::ClusterKey;
 
-use super::ClusterArgs;
+use super::arguments::ClusterArgs;
 use super::layout::ClusterLayout;
 use crate::command_error::CommandError;
 use crate::console::stdout_line;

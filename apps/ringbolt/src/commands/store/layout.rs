@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::{ErrorKind, Seek, SeekFrom};
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -23,7 +22,8 @@ use store_node::{
     FormatOptions, PARTITIONS_MAX, ReplicaFormat, StoreBdevs, StoreCores, class_of, format_device,
 };
 
-use super::{NewCluster, NodeOptions, POOL};
+use super::arguments::{NewCluster, NodeOptions, POOL};
+use super::listen;
 use crate::command_error::CommandError;
 use crate::commands::objects;
 use crate::console::stderr_line;
@@ -47,17 +47,17 @@ fn relative_to(directory: &Path, path: &Path) -> Option<String> {
 
 /// A cluster, and its nodes on this machine.
 #[derive(Clone)]
-pub(super) struct ClusterLayout {
+pub(crate) struct ClusterLayout {
     /// Absolute.
     pub(super) directory: PathBuf,
     /// The nodes on this machine.
     pub(super) nodes: Vec<u32>,
-    pub(super) map: Arc<dyn ClusterMap>,
+    pub(crate) map: Arc<dyn ClusterMap>,
 }
 
 impl ClusterLayout {
     /// The cluster in a directory. Its map is not asked.
-    pub(super) fn open(directory: &Path, etcd: &EtcdOptions) -> Result<ClusterLayout, CommandError> {
+    pub(crate) fn open(directory: &Path, etcd: &EtcdOptions) -> Result<ClusterLayout, CommandError> {
         let missing = || {
             let directory = directory.display();
             CommandError::operation(format!(
@@ -132,6 +132,11 @@ impl ClusterLayout {
         if config == before {
             return Ok(());
         }
+        self.write_config(node, &config)
+    }
+
+    /// Replaces the configuration of a node.
+    pub(super) fn write_config(&self, node: u32, config: &Value) -> Result<(), CommandError> {
         let path = self.config(node);
         let scratch = path.with_extension("json.new");
         let written = fs::write(&scratch, format!("{config:#}\n")).and_then(|()| fs::rename(&scratch, &path));
@@ -173,6 +178,7 @@ impl ClusterLayout {
             return Err(CommandError::usage(reason));
         }
         new.node.check()?;
+        listen::check_ports(new.node.listen, nodes)?;
         new.settings(ClusterSettings::default()).check().map_err(CommandError::usage)?;
         let location = MapLocation::find(directory, etcd).map_err(CommandError::operation)?;
         let name = directory
@@ -336,7 +342,8 @@ fn fill(map: &dyn ClusterMap, scratch: &Path, new: &NewCluster, replicas: u32) -
         let groups = of_nodes.get(&node).cloned().unwrap_or_default();
         let spare = new.node.spare.unwrap_or((groups.len() as u32).div_ceil(2).max(1));
         let replicas = ReplicaFormat { cluster, node: uuid, groups, are_new: true, generation: 0, spare };
-        let class = make_node(&scratch.join(format!("node{node}")), node, disk, &new.node, replicas)?;
+        let options = new.node.of_index(node - 1);
+        let class = make_node(&scratch.join(format!("node{node}")), node, disk, &options, replicas)?;
         map.put_device(DeviceId(node), &DeviceRecord { class: Some(class), ..device }).map_err(failed)?;
     }
     Ok(())
@@ -490,7 +497,7 @@ pub(super) fn create_pool(
     }
     check_partitions(map, &devices, &placed)?;
     warn_of_domains(&nodes, &placed);
-    let in_sync_min = if replicas > 2 { 2 } else { 1 };
+    let in_sync_min = in_sync_min_of(replicas);
     let pool = PoolRecord { first_group, groups, replicas, in_sync_min, class };
     map.create_pool(name, &pool).map_err(failed)?;
     let mut of_nodes: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
@@ -504,13 +511,48 @@ pub(super) fn create_pool(
     Ok(of_nodes)
 }
 
-/// Refuses groups whose replicas find no partition, before any is taken. What a node has not said of its
-/// device is not known, as of one that has not run yet.
+/// Replicas in sync that writes of a pool need: no write is on one node alone where there is a choice.
+pub(super) fn in_sync_min_of(replicas: u32) -> u32 {
+    if replicas > 2 { 2 } else { 1 }
+}
+
+/// A node with fewer spare partitions than it needs.
+pub(super) struct LackingNode {
+    pub(super) node: u32,
+    pub(super) spare: u32,
+    /// Replicas that it would get.
+    pub(super) wanted: u32,
+    /// Of the groups, in their order, so many fit.
+    fitting: u32,
+}
+
+/// Refuses groups whose replicas find no partition, before any is taken.
 fn check_partitions(
     map: &dyn ClusterMap,
     devices: &BTreeMap<DeviceId, DeviceRecord>,
     placed: &[(GroupId, Vec<ReplicaId>)],
 ) -> Result<(), CommandError> {
+    let Some(LackingNode { node, spare, wanted, fitting }) = lacking_node(map, devices, placed)? else {
+        return Ok(());
+    };
+    let advice = match fitting {
+        0 => String::new(),
+        fitting => format!("--groups {fitting} fits; "),
+    };
+    Err(CommandError::operation(format!(
+        "{} groups do not fit: node {node} has {spare} spare partitions, and would get {wanted} replicas. {advice}`ringbolt store \
+         add-node --spare N` adds a node with as many partitions",
+        placed.len(),
+    )))
+}
+
+/// The node that lacks the most partitions for replicas of groups that it does not have yet. What a node has
+/// not said of its device is not known, as of one that has not run yet.
+pub(super) fn lacking_node(
+    map: &dyn ClusterMap,
+    devices: &BTreeMap<DeviceId, DeviceRecord>,
+    placed: &[(GroupId, Vec<ReplicaId>)],
+) -> Result<Option<LackingNode>, CommandError> {
     let mut free: BTreeMap<u32, u32> =
         devices.values().filter_map(|device| Some((device.node.0, device.partitions?))).collect();
     for pool in map.pools().map_err(failed)?.values() {
@@ -531,20 +573,11 @@ fn check_partitions(
         }
         fitting += u32::from(lacking.is_empty());
     }
-    let Some((node, missing)) = lacking.into_iter().max_by_key(|(_, missing)| *missing) else {
-        return Ok(());
-    };
-    let advice = match fitting {
-        0 => String::new(),
-        fitting => format!("--groups {fitting} fits; "),
-    };
-    Err(CommandError::operation(format!(
-        "{} groups do not fit: node {node} has {} spare partitions, and would get {} replicas. {advice}`ringbolt store add-node \
-         --spare N` adds a node with as many partitions",
-        placed.len(),
-        at_first[&node],
-        at_first[&node] + missing,
-    )))
+    let lacking = lacking.into_iter().max_by_key(|(_, missing)| *missing);
+    Ok(lacking.map(|(node, missing)| {
+        let spare = at_first[&node];
+        LackingNode { node, spare, wanted: spare + missing, fitting }
+    }))
 }
 
 /// What a map is that is an older copy of itself, and what to do.
@@ -563,7 +596,7 @@ pub(super) fn describe_older(position: &MapPosition) -> String {
 }
 
 /// Says that the loss of a failure domain will be the loss of several replicas, where that is so.
-fn warn_of_domains(nodes: &BTreeMap<NodeId, NodeRecord>, placed: &[(GroupId, Vec<ReplicaId>)]) {
+pub(super) fn warn_of_domains(nodes: &BTreeMap<NodeId, NodeRecord>, placed: &[(GroupId, Vec<ReplicaId>)]) {
     let members = placed.iter().map(|(_, members)| members.iter().map(|member| NodeId(member.0)));
     let sharing = members.filter(|members| shared_domain(members.clone(), nodes).is_some()).count();
     if sharing > 0 {
@@ -616,7 +649,7 @@ fn make_node(
     let mut devices = vec![create(DEVICE, &image)];
     let mut params = json!({
         "bdev_name": DEVICE, "cluster": ".", "node": node,
-        "listen": SocketAddr::new(options.listen, 0).to_string(),
+        "listen": options.listen.to_string(),
         "allow_plain_network": options.allow_plain_network,
         "atomic_blocks": options.atomic_blocks,
         "read_policy": options.read_policy.name(),
@@ -680,6 +713,7 @@ pub(super) fn add_node(
 ) -> Result<u32, CommandError> {
     options.check()?;
     let map = &*layout.map;
+    listen::check_address(&map.nodes().map_err(failed)?, &layout.nodes, replace, options.listen)?;
     let cluster = map.cluster().map_err(failed)?;
     let pools = map.pools().map_err(failed)?;
     let mut groups = Vec::new();

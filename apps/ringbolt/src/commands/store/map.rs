@@ -7,7 +7,7 @@ use clap::{Args, Subcommand};
 use cluster_map::{KnownMap, MapBackup, MapError, MapPosition};
 use serde_json::Value;
 
-use super::ClusterArgs;
+use super::arguments::ClusterArgs;
 use super::layout::{ClusterLayout, describe_older};
 use super::status::ASK_MAX;
 use crate::command_error::CommandError;

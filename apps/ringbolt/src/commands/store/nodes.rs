@@ -16,13 +16,14 @@ use cluster_map::MapError;
 use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::consts::SIGCHLD;
 
+use super::arguments::NodeReactors;
 use super::layout::ClusterLayout;
 use crate::command_error::CommandError;
 use crate::console::stdout_line;
-use crate::options::Idle;
 
-/// Memory of a node for I/O.
-const NODE_MEMORY: &str = "128m";
+/// Memory of a node for I/O, in MiB, and for each of its cores after the first.
+const NODE_MEMORY_MIB: usize = 128;
+const CORE_MEMORY_MIB: usize = 32;
 /// A node that ends sooner than this after its start has failed, and its next start is delayed.
 const SHORTEST_RUN: Duration = Duration::from_secs(2);
 /// The delay after the first failure, and the longest one; each is twice the one before. A device that is back is found after half
@@ -79,8 +80,7 @@ impl SupervisedNode {
 /// the others serve. They end when this is dropped.
 pub(super) struct RunningNodes {
     layout: ClusterLayout,
-    /// What they do when they are idle, as `--idle` of `ringbolt serve` names it.
-    idle: Idle,
+    reactors: NodeReactors,
     nodes: BTreeMap<u32, SupervisedNode>,
     /// Nodes that ended, and cannot start while the map cannot be used.
     waiting: BTreeSet<u32>,
@@ -95,9 +95,10 @@ impl RunningNodes {
     /// If none serves; if one of a new cluster has failed.
     pub(super) fn start(
         layout: &ClusterLayout,
-        idle: Idle,
+        reactors: &NodeReactors,
         is_new: bool,
     ) -> Result<RunningNodes, CommandError> {
+        reactors.check(layout.nodes.len())?;
         for node in &layout.nodes {
             if UnixStream::connect(layout.socket(*node)).is_ok() {
                 let reason = format!("node {node} of {} runs already", layout.directory.display());
@@ -106,7 +107,7 @@ impl RunningNodes {
         }
         let mut nodes = RunningNodes {
             layout: layout.clone(),
-            idle,
+            reactors: reactors.clone(),
             nodes: BTreeMap::new(),
             waiting: BTreeSet::new(),
             is_waiting: Arc::default(),
@@ -187,9 +188,13 @@ impl RunningNodes {
         // A node that was added or put back may have paths of another place.
         self.layout.make_relative(node)?;
         let program = std::env::current_exe().map_err(CommandError::environment)?;
-        let idle = self.idle.to_possible_value().expect("it has a name on the command line");
+        let idle = self.reactors.idle.to_possible_value().expect("it has a name on the command line");
+        let index = self.layout.nodes.iter().position(|it| *it == node);
+        let cores = index.and_then(|index| self.reactors.cores_of(index));
+        let memory = memory_of(cores.map_or(1, |cores| cores.cpus().len()));
         let mut process = Command::new(program)
-            .args(["serve", "--memory", NODE_MEMORY, "--idle", idle.get_name()])
+            .args(["serve", "--memory", &memory, "--idle", idle.get_name()])
+            .args(cores.map(|cores| format!("--cores={cores}")))
             .args(["--until-stdin-closes", "--config"])
             .arg(self.layout.config(node))
             .arg("--rpc-socket")
@@ -369,6 +374,11 @@ impl RunningNodes {
         // The threads end with their processes.
         while !pending.is_empty() && ended.recv().is_ok_and(|node| pending.remove(&node).is_some()) {}
     }
+}
+
+/// Memory of a node with so many cores.
+fn memory_of(cores: usize) -> String {
+    format!("{}m", NODE_MEMORY_MIB + CORE_MEMORY_MIB * cores.saturating_sub(1))
 }
 
 fn does_not_start(layout: &ClusterLayout, node: u32, log_start: u64) -> CommandError {

@@ -7,7 +7,7 @@ use cluster_map::RemovedImage;
 use serde_json::json;
 use store_client::{Cluster, VolumeUse};
 
-use super::ClusterArgs;
+use super::arguments::ClusterArgs;
 use crate::command_error::CommandError;
 use crate::commands::image::cluster::{RemovalProgress, run as run_removal};
 use crate::console::stdout_line;

@@ -1,19 +1,23 @@
 //! `ringbolt store status`: what the map has and what the nodes report, put together by group.
 
 mod ask;
+mod ok_to_stop;
+mod volumes;
 
 pub(super) use ask::TIMEOUT as ASK_MAX;
+pub(super) use ok_to_stop::{OkToStopArgs, run as ok_to_stop};
+pub(crate) use volumes::{VolumeCounts, count_volumes};
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use cluster_map::{
     ClusterMap, ClusterSettings, DeviceId, GroupId, MapError, MapPosition, NodeId, NodeRecord, OutReason,
-    PartitionSize, PoolClass, PoolRecord, ReplicaId, Topology,
+    PartitionSize, PoolClass, PoolRecord, RecoverySettings, ReplicaId, Topology,
 };
 use comfy_table::Table;
 use serde_json::{Value, json};
 
-use super::ClusterArgs;
+use super::arguments::ClusterArgs;
 use super::layout::{ClusterLayout, describe_older, shared_domain};
 use crate::command_error::CommandError;
 use crate::console::stdout_line;
@@ -28,6 +32,7 @@ struct MapContents {
     weights: BTreeMap<NodeId, u32>,
     pools: BTreeMap<String, PoolRecord>,
     groups: Vec<GroupView>,
+    recovery: RecoverySettings,
     position: MapPosition,
 }
 
@@ -77,6 +82,12 @@ pub(super) fn run(of: &ClusterArgs, as_json: bool) -> Result<(), CommandError> {
     stdout_line!("{table}");
     if let (Some(lease), Some(grace)) = (status["lease_ms"].as_u64(), status["grace_ms"].as_u64()) {
         stdout_line!("lease {lease} ms, grace {grace} ms");
+    }
+    if status["noout"] == true {
+        stdout_line!("noout: replicas of nodes that are down stay where they are");
+    }
+    if let Some(rate) = status["recovery_bytes_per_second"].as_u64() {
+        stdout_line!("recovery rate: a node copies {} at most", mib_per_second(rate));
     }
     for node in status["nodes"].as_array().into_iter().flatten() {
         let out = match node["out"].as_str() {
@@ -201,9 +212,9 @@ fn read_map(map: &dyn ClusterMap, answers: &NodeAnswers) -> Result<MapContents, 
         }
     }
     let weights = devices.values().map(|device| (device.node, device.weight)).collect();
-    let settings = map.settings()?;
+    let (settings, recovery) = (map.settings()?, map.recovery()?);
     let (up, out, position) = (map.nodes_up()?, map.out()?, map.position()?);
-    Ok(MapContents { settings, nodes, up, out, weights, pools, groups, position })
+    Ok(MapContents { settings, nodes, up, out, weights, pools, groups, recovery, position })
 }
 
 /// The replicas that a node reports.
@@ -601,6 +612,8 @@ pub(super) fn status(layout: &ClusterLayout) -> Result<Value, CommandError> {
         "moving": moving,
         "copied_bytes_per_second": speed,
         "map_error": map_error,
+        "noout": map.as_ref().map(|map| map.recovery.noout),
+        "recovery_bytes_per_second": map.as_ref().and_then(|map| map.recovery.rate),
         "lease_ms": map.as_ref().map(|map| map.settings.lease_ms),
         "grace_ms": map.as_ref().map(|map| map.settings.grace_ms),
         "pools": map.iter().flat_map(|map| map.pools.keys()).collect::<Vec<_>>(),

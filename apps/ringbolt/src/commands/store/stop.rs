@@ -1,19 +1,22 @@
 //! `ringbolt store stop-node` and `start-node`: maintenance of one node of this machine.
 
+use std::fs;
+use std::net::SocketAddr;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use cluster_map::{MapError, NodeId};
+use cluster_map::{MapError, NodeId, TlsPolicy};
 use control::client::{self, CallError};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::socket_peercred;
 use rustix::process::{PidfdFlags, pidfd_open};
 use serde_json::{Value, json};
 
-use super::ClusterArgs;
+use super::arguments::ClusterArgs;
 use super::layout::ClusterLayout;
+use super::listen::{check_address, parse_listen};
 use crate::command_error::CommandError;
 use crate::console::stdout_line;
 
@@ -44,6 +47,9 @@ pub(crate) struct StopNodeArgs {
 pub(crate) struct StartNodeArgs {
     /// Number of the node
     node: u32,
+    /// Listen there from now on; the node does not run yet. Without a port it selects a free one
+    #[arg(long, value_name = "IP[:PORT]", value_parser = parse_listen)]
+    listen: Option<SocketAddr>,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -128,12 +134,13 @@ pub(super) fn end_process(socket: &Path) -> Result<(), CallError> {
 }
 
 pub(super) fn start_node(options: &StartNodeArgs) -> Result<(), CommandError> {
-    let StartNodeArgs { node, json, .. } = *options;
+    let StartNodeArgs { node, json, listen, .. } = *options;
     let layout = open(&options.of, node)?;
     // Without the map, the node says itself why it does not start.
     if layout.map.nodes().is_ok_and(|nodes| !nodes.contains_key(&NodeId(node))) {
         return Err(CommandError::operation(MapError::Removed(NodeId(node)).to_string()));
     }
+    listen.map_or(Ok(()), |listen| listen_elsewhere(&layout, node, listen))?;
     let was_stopped = layout.set_stopped(node, false).map_err(CommandError::environment)?;
     let socket = layout.socket(node);
     let end = Instant::now() + START_MAX;
@@ -158,4 +165,55 @@ pub(super) fn start_node(options: &StartNodeArgs) -> Result<(), CommandError> {
     };
     print(node, "serves", json, &line);
     Ok(())
+}
+
+/// Has a node that does not run listen elsewhere from its next start on.
+fn listen_elsewhere(layout: &ClusterLayout, node: u32, listen: SocketAddr) -> Result<(), CommandError> {
+    if UnixStream::connect(layout.socket(node)).is_ok() {
+        let reason = format!("node {node} runs: `ringbolt store stop-node {node}` stops it first");
+        return Err(CommandError::operation(reason));
+    }
+    let path = layout.config(node);
+    let unusable = || CommandError::operation(format!("{} does not start a node", path.display()));
+    let text =
+        fs::read(&path).map_err(|error| CommandError::environment(format!("{}: {error}", path.display())))?;
+    let mut config: Value = serde_json::from_slice(&text).map_err(|_| unusable())?;
+    let params = start_params(&mut config).ok_or_else(unusable)?;
+    let records = layout.map.nodes().map_err(CommandError::operation)?;
+    let is_permitted = params.get("allow_plain_network") == Some(&Value::Bool(true))
+        || records.get(&NodeId(node)).is_some_and(|record| record.tls == TlsPolicy::Required);
+    if !listen.ip().is_loopback() && !is_permitted {
+        return Err(CommandError::operation(format!(
+            "{} is not this machine alone, and data is not encrypted: `ringbolt store tls required --node \
+             {node}` encrypts it",
+            listen.ip()
+        )));
+    }
+    check_address(&records, &layout.nodes, Some(node), listen)?;
+    params["listen"] = listen.to_string().into();
+    layout.write_config(node, &config)
+}
+
+/// The parameters of `store_node_start` in the configuration of a node.
+fn start_params(config: &mut Value) -> Option<&mut Value> {
+    let subsystems = config.get_mut("subsystems")?.as_array_mut()?.iter_mut();
+    let mut methods = subsystems.filter_map(|it| it.get_mut("config")?.as_array_mut()).flatten();
+    let start = methods.find(|method| method["method"] == "store_node_start")?;
+    start.get_mut("params").filter(|params| params.is_object())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_parameters_of_the_node_are_found() {
+        let mut config = serde_json::json!({ "subsystems": [
+            { "subsystem": "bdev", "config": [{ "method": "bdev_uring_create", "params": {} }] },
+            { "subsystem": "store_node", "config": [
+                { "method": "store_node_start", "params": { "listen": "127.0.0.1:0" } }] }] });
+        start_params(&mut config).unwrap()["listen"] = "127.0.0.1:7001".into();
+        assert_eq!(config["subsystems"][1]["config"][0]["params"]["listen"], "127.0.0.1:7001");
+        assert!(start_params(&mut serde_json::json!({ "subsystems": [] })).is_none());
+    }
 }

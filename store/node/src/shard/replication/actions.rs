@@ -40,6 +40,7 @@ impl Shard {
                 replication.leave_outcome = Some(outcome);
                 ReplicaEvent::Leave { successors, force }
             }
+            ReplicaInput::InSyncMin(in_sync_min) => ReplicaEvent::InSyncMin(in_sync_min),
             ReplicaInput::Stay => {
                 replication.leave_outcome = None;
                 ReplicaEvent::Stay

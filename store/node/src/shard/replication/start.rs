@@ -8,7 +8,7 @@ use cluster_map::PoolClass;
 use reactor::Core;
 use replica::{
     AppliedRequests, CopyPacer, EntryId, RecoveredReplica, Replica, ReplicaCheckpoint, ReplicaId,
-    ReplicaSettings, ReplicatedEntry,
+    ReplicaSettings, ReplicatedEntry, VolumeTotals,
 };
 use wire_store::{BLOCK_BYTES, CheckpointRecord, EntryHeader, SECTOR_BYTES, Superblock, UnsettledBlock};
 
@@ -29,6 +29,8 @@ pub(crate) struct ReplicaOptions {
     pub(crate) settings: ReplicaSettings,
     /// Shared by the replicas of the node.
     pub(crate) pacer: Arc<CopyPacer>,
+    /// The same.
+    pub(crate) volumes: Arc<VolumeTotals>,
     pub(crate) outbox: Box<dyn Outbox>,
     /// When a write is acknowledged.
     pub(crate) class: PoolClass,
@@ -129,7 +131,7 @@ impl Replication {
         options: ReplicaOptions,
     ) -> Replication {
         let RecoveredLog { record, applied, replicated, unsettled, is_damaged } = recovered;
-        let ReplicaOptions { id, settings, pacer, outbox, class, boot } = options;
+        let ReplicaOptions { id, settings, pacer, volumes, outbox, class, boot } = options;
         let sequences = shard.log.sequences();
         let through = EntryId { sequence: record.sequence, epoch: record.epoch };
         let recovered = RecoveredReplica {
@@ -144,6 +146,7 @@ impl Replication {
         let (sender, replies) = core.mailbox(READS_MAX);
         let mut replica = Replica::new(id, incarnation, settings, recovered, core.now_ns());
         replica.set_copy_pacer(pacer);
+        replica.set_volume_totals(volumes);
         Replication {
             group: shard.log.group(),
             partitions: Vec::new(),

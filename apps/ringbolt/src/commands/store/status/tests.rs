@@ -28,6 +28,7 @@ fn map(up: &[u32]) -> MapContents {
         weights: BTreeMap::new(),
         pools: BTreeMap::new(),
         groups: Vec::new(),
+        recovery: RecoverySettings::default(),
         position: MapPosition::default(),
     }
 }

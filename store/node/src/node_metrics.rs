@@ -1,0 +1,52 @@
+//! Metrics of a node: its connections, and what clients do to volumes.
+
+use std::cmp::Reverse;
+
+use control::{Metric, MetricSamples};
+
+use crate::NodeServer;
+
+control::metrics! {
+    /// Of a node of the replicated store.
+    pub(crate) static NODE_METRICS {
+        /// Connections of nodes and clients that have proved who they are; `kind` is `tls` or `plain`
+        CONNECTIONS = "ringbolt_store_connections": gauge [kind];
+        /// Connections that were refused because there were too many, of all clients or with one key
+        REFUSED = "ringbolt_store_refused_connections": counter;
+        /// Requests of clients that primaries of this node have carried out, by the volume of their image
+        OPERATIONS = "ringbolt_store_volume_operations": counter [volume, operation];
+        /// Bytes of these requests
+        BYTES = "ringbolt_store_volume_bytes": counter ("bytes") [volume, operation];
+        /// Times of these requests together, from arrival at the primary to the answer of a read, and to the
+        /// commitment of a write
+        TIME = "ringbolt_store_volume_seconds": counter ("seconds") [volume, operation];
+    }
+}
+
+/// Volumes that have samples, those with the most requests first: each has six.
+const VOLUMES_MAX: usize = 1024;
+
+pub(crate) fn declared() -> Vec<&'static Metric> {
+    NODE_METRICS.to_vec()
+}
+
+pub(crate) fn collect(server: &NodeServer, samples: &mut MetricSamples) {
+    let (tls, plain, refused) = server.connections();
+    samples.add(&CONNECTIONS, &["tls"], tls);
+    samples.add(&CONNECTIONS, &["plain"], plain);
+    samples.add(&REFUSED, &[], refused);
+    let mut volumes: Vec<_> = server.volumes().into_iter().collect();
+    volumes.sort_by_key(|(_, stats)| Reverse(stats.reads.saturating_add(stats.writes)));
+    for (volume, stats) in volumes.into_iter().take(VOLUMES_MAX) {
+        let volume = volume.map_or("others".to_string(), |volume| volume.to_string());
+        for (operation, requests, bytes, ns) in [
+            ("read", stats.reads, stats.read_bytes, stats.read_ns),
+            ("write", stats.writes, stats.written_bytes, stats.write_ns),
+        ] {
+            let labels = [volume.as_str(), operation];
+            samples.add(&OPERATIONS, &labels, requests);
+            samples.add(&BYTES, &labels, bytes);
+            samples.add(&TIME, &labels, ns as f64 / 1e9);
+        }
+    }
+}
