@@ -128,6 +128,11 @@ impl Examination {
         self.is_requested
     }
 
+    /// The examiner, which has another device examined that stands on this one.
+    pub fn examiner(&self) -> Arc<Examiner> {
+        self.examiner.clone()
+    }
+
     /// Name of the device.
     pub fn bdev(&self) -> &str {
         &self.bdev

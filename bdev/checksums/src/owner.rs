@@ -220,6 +220,15 @@ impl ChecksumOwner {
                 table.settle();
             }
             self.shared.set_dirty_regions(table.dirty_regions());
+            let damaged = table.take_damaged();
+            if damaged > 0 {
+                log::error!(
+                    target: "checksums",
+                    "checksums on {} are damaged, of {damaged} MiB of data, which are not verified until they \
+                     are written again: `ringbolt blob check --data` says which",
+                    self.shared.name
+                );
+            }
             let failures = table.take_failures();
             if failures > 0 {
                 log::warn!(

@@ -187,6 +187,8 @@ pub(crate) struct ChecksumTable {
     next_io: u64,
     /// Writes of checksums or bits that have failed since this was asked last.
     failures: u64,
+    /// Pages of checksums that were damaged when they were read, likewise.
+    damaged: u64,
     #[cfg(test)]
     fault: Option<fault::TableFault>,
 }
@@ -221,6 +223,7 @@ impl ChecksumTable {
             in_flight: BTreeMap::new(),
             next_io: 0,
             failures: 0,
+            damaged: 0,
             #[cfg(test)]
             fault: None,
         };
@@ -342,6 +345,10 @@ impl ChecksumTable {
 
     pub(crate) fn take_failures(&mut self) -> u64 {
         std::mem::take(&mut self.failures)
+    }
+
+    pub(crate) fn take_damaged(&mut self) -> u64 {
+        std::mem::take(&mut self.damaged)
     }
 
     fn push(&mut self, purpose: Purpose, action: TableAction) {
@@ -503,6 +510,8 @@ impl ChecksumTable {
     }
 
     fn loaded(&mut self, region: u32, content: Option<Vec<u8>>) {
+        let is_damaged = |content: &Vec<u8>| ChecksumPage::is_damaged(content, region, self.id);
+        self.damaged += u64::from(content.as_ref().is_some_and(is_damaged));
         let page = content.and_then(|content| ChecksumPage::decode(&content, region, self.id));
         let Some(entry) = self.entries.get_mut(&region) else { return };
         entry.region = ChecksumRegion::new(region, page.as_ref());

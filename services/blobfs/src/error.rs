@@ -77,6 +77,7 @@ impl From<ChangeError> for BlobFsError {
             ChangeError::ReadOnly(_) => BlobFsError::ReadOnly,
             ChangeError::Io => BlobFsError::Io,
             ChangeError::Invalid(what) => BlobFsError::Invalid(what),
+            ChangeError::NotReleased => BlobFsError::Invalid("the file's blob is not thin, or has a parent"),
             ChangeError::HasClones(_) => BlobFsError::Invalid("the file's blob has clones"),
             ChangeError::NoBlob(_) => BlobFsError::NotFound,
             ChangeError::Exists | ChangeError::Cancelled | ChangeError::Broken => BlobFsError::Broken,

@@ -59,32 +59,48 @@ impl LvolStores {
             match ChecksumHeader::decode(&page).filter(|header| header.data_bytes == store_bytes) {
                 Some(header) => {
                     let (bdev, is_requested) = (examination.bdev().to_string(), examination.is_requested());
-                    examination.finish(move || stores.stack_checksums(&bdev, header, is_requested));
+                    let examiner = examination.examiner();
+                    examination.finish(move || {
+                        let stacked = stores.stack_checksums(&bdev, header, is_requested);
+                        // Otherwise it is examined as any device that appears, or not at all.
+                        if let Some(device) = stacked.filter(|_| is_requested) {
+                            examiner.request(device.name());
+                        }
+                    });
                 }
                 None => queue.push(examination),
             }
         });
     }
 
-    /// Puts the device that verifies data on one that has a store with checksums. It is examined as each that
-    /// appears, and the store is found there.
-    pub(crate) fn stack_checksums(&self, bdev: &str, header: ChecksumHeader, is_requested: bool) {
+    /// Puts the device that verifies data on one that has a store with checksums, which is found there when
+    /// the new device is examined.
+    fn stack_checksums(
+        &self,
+        bdev: &str,
+        header: ChecksumHeader,
+        is_requested: bool,
+    ) -> Option<Arc<BlockDevice>> {
         let refuse = |reason: &dyn std::fmt::Display| {
             log::warn!(target: "lvol", "the logical volume store on {bdev} is not used: {reason}");
         };
         let access = Access::ReadManyWriteOne { by: CLAIM_HOLDER };
-        let base = match BaseBdev::open(&self.registry, bdev, access) {
-            Ok(base) => Arc::new(base),
-            Err(error) => return refuse(&error),
+        let base = BaseBdev::open(&self.registry, bdev, access).inspect_err(|error| refuse(error)).ok()?;
+        let bytes = base.device().geometry().bytes();
+        let Some(layout) = ChecksumLayout::of(&header, bytes) else {
+            refuse(&format!(
+                "the checksums of its data end after the {bytes} bytes of the device, which had more when the \
+                 store was made; give it the size that it had"
+            ));
+            return None;
         };
-        let Some(layout) = ChecksumLayout::of(&header, base.device().geometry().bytes()) else { return };
         if is_requested {
             self.mark_volumes_below(base.device());
         }
-        let Some(reactor) = self.next_reactor() else { return };
-        if let Err(error) = bdev_checksums::register(&self.registry, reactor, base, layout, header.id) {
-            refuse(&error);
-        }
+        let reactor = self.next_reactor()?;
+        bdev_checksums::register(&self.registry, reactor, Arc::new(base), layout, header.id)
+            .inspect_err(|error| refuse(error))
+            .ok()
     }
 
     /// The checksums that a loaded store on `device` has from now on. The second is whether they are those of
@@ -158,6 +174,13 @@ impl LvolStores {
         let describe = describe_of(store);
         module.begin_anew(module.id(), Vec::new(), describe);
         module.wait_started(CHECKSUMS_TIMEOUT)
+    }
+
+    /// As [`remove_checksums`](Self::remove_checksums), if no store is on the device: one was refused.
+    pub(crate) fn remove_unused_checksums(&self, device: &Arc<BlockDevice>) {
+        if !self.all().iter().any(|store| Arc::ptr_eq(store.base.device(), device)) {
+            self.remove_checksums(device);
+        }
     }
 
     /// Removes the device that verifies data, of which no store is left, so that the one below is free.

@@ -6,7 +6,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, Weak};
 
 use bdev::stacking::BaseBdev;
-use bdev::{Access, BdevError, ClaimType, DiskReadError, DiskReader, Registry};
+use bdev::{Access, BdevError, BlockDevice, ClaimType, DiskReadError, DiskReader, Registry};
 use blobstore::{BlobStore, BlobStoreLoader, LoadError, LoadOptions};
 use block_io::Op;
 use control::{Examination, JobHandle, RpcError};
@@ -27,6 +27,9 @@ pub(crate) struct LoadedStore {
 
 /// What is done with a store when it is loaded, within the examination.
 type Adopt = Box<dyn Fn(LoadedStore, Examination) + Send>;
+
+/// What is done with the device of a store that is not loaded, when its claim has ended.
+type Refused = Box<dyn Fn(&Arc<BlockDevice>) + Send>;
 
 /// Loads stores, some at a time.
 pub(crate) struct StoreLoads {
@@ -54,12 +57,19 @@ impl StoreLoads {
     }
 
     /// Starts the thread; it ends when this is dropped. No effect if it has started.
-    pub(crate) fn start(&self, registry: Registry, reader: DiskReader, adopt: Adopt) -> io::Result<()> {
+    pub(crate) fn start(
+        &self,
+        registry: Registry,
+        reader: DiskReader,
+        adopt: Adopt,
+        refused: Refused,
+    ) -> io::Result<()> {
         let Some(receiver) = sync::lock(&self.receiver).take() else { return Ok(()) };
         let mut worker = LoadWorker {
             registry,
             reader,
             adopt,
+            refused,
             sender: Arc::downgrade(&self.sender),
             loads: BTreeMap::new(),
             waiting: VecDeque::new(),
@@ -109,6 +119,7 @@ struct LoadWorker {
     registry: Registry,
     reader: DiskReader,
     adopt: Adopt,
+    refused: Refused,
     /// Weak, as the thread ends with the last sender.
     sender: Weak<Sender<LoadMessage>>,
     loads: BTreeMap<u64, Load>,
@@ -136,6 +147,7 @@ impl LoadWorker {
                 self.waiting.push_back((examination, job));
             }
             LoadMessage::Cancel(id) => {
+                // Its device may hang, which is not waited for: one that verifies data stays.
                 let Some(Load { examination, .. }) = self.loads.remove(&id) else { return };
                 log_cancelled(examination.bdev());
             }
@@ -215,11 +227,18 @@ impl LoadWorker {
         let Some(outcome) = load.loader.outcome() else { return };
         let Some(load) = self.loads.remove(&id) else { return };
         let Load { examination, job, base, is_writable, error, .. } = load;
-        let name = base.device().name();
+        let device = base.device().clone();
+        let name = device.name();
         match outcome {
-            Ok(_) if job.commit().is_err() => log_cancelled(name),
+            Ok(_) if job.commit().is_err() => {
+                log_cancelled(name);
+                drop(base);
+                (self.refused)(&device);
+            }
             Ok(blobs) => (self.adopt)(LoadedStore { base, is_writable, blobs }, examination),
             Err(failure) => {
+                drop(base);
+                (self.refused)(&device);
                 let cause = error.map_or(String::new(), |error| format!(": {error}"));
                 let what_to_do = match &failure {
                     LoadError::DeviceTooSmall { .. } => {

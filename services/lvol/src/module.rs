@@ -118,7 +118,13 @@ impl Module for LvolModule {
             let is_requested = examination.is_requested();
             examination.finish(move || stores.adopt(loaded, is_requested));
         };
-        self.loads.start(registry, reader, Box::new(adopt)).map_err(RpcError::internal)
+        let stores = Arc::downgrade(&self.stores);
+        let refused = move |device: &Arc<BlockDevice>| {
+            if let Some(stores) = stores.upgrade() {
+                stores.remove_unused_checksums(device);
+            }
+        };
+        self.loads.start(registry, reader, Box::new(adopt), Box::new(refused)).map_err(RpcError::internal)
     }
 
     /// Unloads the stores, so that they are clean on their devices. Targets have disconnected their hosts.
@@ -272,8 +278,15 @@ impl LvolStores {
         self.reactors.get(self.next_reactor.fetch_add(1, Ordering::Relaxed) % count)
     }
 
-    /// Uses a store that was loaded, unless it is there already.
+    /// Uses a store that was loaded, unless it is there already. A device that verifies its data goes if it is
+    /// not used.
     fn adopt(&self, loaded: LoadedStore, is_requested: bool) {
+        let device = loaded.base.device().clone();
+        self.use_loaded(loaded, is_requested);
+        self.remove_unused_checksums(&device);
+    }
+
+    fn use_loaded(&self, loaded: LoadedStore, is_requested: bool) {
         let LoadedStore { base, is_writable, blobs } = loaded;
         let device = base.device().clone();
         if device.is_removed() {

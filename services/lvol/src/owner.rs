@@ -377,6 +377,8 @@ impl StoreOwner {
         }
         let result = match result {
             Ok(_) => Ok(allocation.is_written),
+            // A snapshot was taken meanwhile: the channel looks again what is to be done.
+            Err(ChangeError::NotReleased) => Ok(false),
             Err(error) => Err(status_of(&error)),
         };
         allocation.seat.reply(ChannelMessage::Done { index: allocation.index, result });

@@ -330,3 +330,56 @@ fn whatever_is_done_to_volumes_reads_are_right() {
         }
     }
 }
+
+#[test]
+fn a_store_that_is_not_used_leaves_its_disk_free() {
+    let program = Program::start();
+    let disk = add_store(&program, 16);
+    program.create("v", 1, true);
+    program.write("lvs/v", 0, block(1)).unwrap();
+    // A copy of the store beside it is refused, and used when the other is gone.
+    let copy = disk.image();
+    program.add_with("copy", None, copy, 512, 64, false);
+    program.call("bdev_wait_for_examine", json!({}));
+    let names = || -> Vec<String> {
+        let bdevs = program.call("bdev_get_bdevs", json!({}));
+        let bdevs = bdevs.as_array().unwrap();
+        bdevs.iter().map(|bdev| bdev["name"].as_str().unwrap().to_string()).collect()
+    };
+    assert!(!names().contains(&"copy_checksums".to_string()), "{:?}", names());
+    program.registry.unregister("disk").unwrap();
+    program.call("bdev_examine", json!({ "name": "copy" }));
+    program.call("bdev_wait_for_examine", json!({}));
+    assert!(names().contains(&"copy_checksums".to_string()), "{:?}", names());
+    assert!(program.read("lvs/v", 0, 4096) == block(1));
+    // A disk that ends within the checksums has a store that is not used.
+    let mut image = disk.image();
+    let store_bytes = program.call("bdev_get_bdevs", json!({ "name": "copy_checksums" }))[0]["num_blocks"]
+        .as_u64()
+        .unwrap()
+        * 512;
+    program.registry.unregister("copy").unwrap();
+    image.bytes = store_bytes + 4096;
+    program.add_with("short", None, image, 512, 64, false);
+    program.call("bdev_wait_for_examine", json!({}));
+    assert_eq!(program.stores().len(), 0);
+    program.call("bdev_lvol_create_lvstore", json!({ "bdev_name": "short", "lvs_name": "new" }));
+}
+
+#[test]
+fn an_operator_who_asks_for_a_disk_gets_the_store_on_it() {
+    let program = Program::start();
+    let disk = add_store(&program, 16);
+    program.create("v", 1, true);
+    program.write("lvs/v", 0, block(1)).unwrap();
+    let image = disk.image();
+    drop(program);
+    let program = Program::start();
+    program.call("bdev_set_options", json!({ "bdev_auto_examine": false }));
+    program.add_with("disk", None, image, 512, 64, false);
+    program.call("bdev_wait_for_examine", json!({}));
+    assert_eq!(program.stores().len(), 0);
+    program.call("bdev_examine", json!({ "name": "disk" }));
+    program.call("bdev_wait_for_examine", json!({}));
+    assert!(program.read("lvs/v", 0, 4096) == block(1));
+}

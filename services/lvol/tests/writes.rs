@@ -229,6 +229,39 @@ fn a_snapshot_under_load_is_of_one_moment() {
 }
 
 #[test]
+fn clusters_are_written_and_released_while_snapshots_are_taken() {
+    let program = Program::start_on(2);
+    program.add_store("disk", 64, CLUSTER);
+    program.create("v", 1, true);
+    let is_done = Arc::new(AtomicBool::new(false));
+    let cluster_blocks = CLUSTER / 512;
+    let writers: Vec<_> = (0..16)
+        .map(|index| {
+            let stop = is_done.clone();
+            let work = move |core: reactor::Core, io: bdev::AsyncChannel, _: u64, _: usize| async move {
+                let (lba, blocks) = (index * cluster_blocks, cluster_blocks as u32);
+                let mut buffer = core.pool().take(CLUSTER as usize).unwrap();
+                while !stop.load(Ordering::Acquire) {
+                    buffer = io.write(lba, buffer).await.unwrap();
+                    io.unmap(lba, blocks).await.unwrap();
+                    buffer = io.write(lba, buffer).await.unwrap();
+                    io.write_zeroes(lba, blocks).await.unwrap();
+                }
+            };
+            program.begin_on(1, "lvs/v", Access::ReadWrite, work)
+        })
+        .collect();
+    for _ in 0..40 {
+        program.call("bdev_lvol_snapshot", json!({ "lvol_name": "lvs/v", "snapshot_name": "s" }));
+        program.call("bdev_lvol_delete", json!({ "name": "lvs/s" }));
+    }
+    is_done.store(true, Ordering::Release);
+    for writer in writers {
+        writer.recv_timeout(std::time::Duration::from_secs(60)).unwrap();
+    }
+}
+
+#[test]
 fn a_device_that_fails_fails_the_write_and_leaves_the_store_to_be_loaded() {
     let program = Program::start();
     let disk = program.add_store("disk", 16, CLUSTER);

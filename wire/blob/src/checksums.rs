@@ -91,6 +91,16 @@ impl ChecksumPage {
         out
     }
 
+    /// Whether this is the page of a region, and damaged: it has the place and the id of these checksums, and
+    /// a wrong CRC.
+    pub fn is_damaged(from: &[u8], region: u32, id: ChecksumsId) -> bool {
+        from.len() >= PAGE_BYTES
+            && from.starts_with(&PAGE_MAGIC)
+            && u32_at(from, REGION_AT) == region
+            && array::<16>(from, ID_AT) == id
+            && open(from, PAGE_MAGIC).is_none()
+    }
+
     /// Decodes the page of a region; `None` if there is none of these checksums.
     pub fn decode(from: &[u8], region: u32, id: ChecksumsId) -> Option<ChecksumPage> {
         let from = open(from, PAGE_MAGIC)?;
@@ -215,6 +225,8 @@ mod tests {
             let mut changed = bytes;
             changed[at] ^= 4;
             assert_eq!(ChecksumPage::decode(&changed, 7, ID), None, "byte {at}");
+            let is_recognized = !(0..8).contains(&at) && !(12..32).contains(&at);
+            assert_eq!(ChecksumPage::is_damaged(&changed, 7, ID), is_recognized, "byte {at}");
         }
     }
 

@@ -136,7 +136,7 @@ impl OpenBlobStore {
             return Err(ChangeError::ReadOnly(blob));
         }
         if !old.is_thin() || *old.parent() != BlobParent::None {
-            return Err(ChangeError::Invalid("the blob is not thin, or has a parent"));
+            return Err(ChangeError::NotReleased);
         }
         let mut new = old.clone();
         let released: BTreeMap<u32, u32> =

@@ -231,6 +231,9 @@ pub enum ChangeError {
     /// The change makes no sense for the blob. `EINVAL`.
     #[error("{0}")]
     Invalid(&'static str),
+    /// Clusters can only be released by a thin blob without parent, which the blob is not, or not any more.
+    #[error("the blob is not thin, or has a parent")]
+    NotReleased,
     /// It was cancelled. `ECANCELED`.
     #[error("it was cancelled")]
     Cancelled,

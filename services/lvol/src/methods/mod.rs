@@ -83,7 +83,7 @@ fn errno_of(error: &ChangeError) -> Errno {
         ChangeError::NoClusters { .. } => ENOSPC,
         ChangeError::NoPages => ENOMEM,
         ChangeError::ReadOnly(_) | ChangeError::HasClones(_) => EPERM,
-        ChangeError::Invalid(_) => EINVAL,
+        ChangeError::Invalid(_) | ChangeError::NotReleased => EINVAL,
         ChangeError::Cancelled => ECANCELED,
         ChangeError::Io | ChangeError::Broken => EIO,
     }

@@ -20,7 +20,8 @@ pub(super) struct DataCheck {
     pub(super) verified: u64,
     /// Blocks without a checksum.
     pub(super) unknown: u64,
-    /// Blocks that are not as they were written, or that cannot be read.
+    /// Blocks that are not as they were written, or that cannot be read, and pages of checksums that are
+    /// damaged.
     pub(super) damaged: u64,
     /// The first of these, in words.
     pub(super) named: Vec<String>,
@@ -51,6 +52,8 @@ struct Checksums<'a> {
     bits: Vec<u8>,
     /// The region that was read last.
     region: Option<(u32, Option<ChecksumPage>)>,
+    /// Regions whose checksums are damaged.
+    damaged: Vec<u32>,
 }
 
 impl Checksums<'_> {
@@ -64,6 +67,9 @@ impl Checksums<'_> {
                 true => None,
                 false => {
                     let content = self.image.read(self.layout.checksums_offset(region), PAGE_BYTES)?;
+                    if ChecksumPage::is_damaged(&content, region, self.id) {
+                        self.damaged.push(region);
+                    }
                     ChecksumPage::decode(&content, region, self.id)
                 }
             };
@@ -80,7 +86,14 @@ impl Checksums<'_> {
 /// There are no checksums that can be believed, or they cannot be read: the reason.
 pub(super) fn check(image: &DataImage<'_>, store: &BlobStore) -> Result<DataCheck, String> {
     let Some((header, layout)) = find(image, store) else {
-        return Err("the store has no checksums of its data; it is made with --data-checksums".to_string());
+        return Err(match store.checksums() {
+            Some(_) => {
+                "the store has checksums of its data, but they cannot be read: their first page, after \
+                the end of the store, is damaged, or the device is shorter than it was"
+            }
+            None => "the store has no checksums of its data; it is made with --data-checksums",
+        }
+        .to_string());
     };
     if store.checksums() != Some(header.id) {
         return Err("another program has changed the store since its checksums were written, or it ended \
@@ -93,10 +106,22 @@ pub(super) fn check(image: &DataImage<'_>, store: &BlobStore) -> Result<DataChec
         let content = image.read(layout.dirty_offset(page), PAGE_BYTES)?;
         bits.extend(DirtyRegions::decode(&content, page, header.id));
     }
-    let mut checksums = Checksums { image, id: header.id, layout, bits, region: None };
+    let mut checksums = Checksums { image, id: header.id, layout, bits, region: None, damaged: Vec::new() };
     let mut found = DataCheck { verified: 0, unknown: 0, damaged: 0, named: Vec::new() };
     for blob in store.blobs().values() {
         check_blob(&mut checksums, store, blob, &mut found)?;
+    }
+    // Blobs may have clusters of one region.
+    checksums.damaged.sort_unstable();
+    checksums.damaged.dedup();
+    for region in checksums.damaged {
+        found.damaged += 1;
+        if found.named.len() < NAMED_MAX {
+            let first = u64::from(region) * CHECKSUM_REGION_BYTES;
+            found.named.push(format!(
+                "the checksums of the MiB at {first} of the device, whose data is not verified"
+            ));
+        }
     }
     Ok(found)
 }
