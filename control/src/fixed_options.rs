@@ -15,11 +15,6 @@ pub trait FixedOptions: Parameters + Send + Sync + 'static {
     const METHOD: &'static str;
     /// For the reference and the log: why it has no effect.
     const REASON: &'static str;
-
-    /// Rejects a value that asks for something that is not there.
-    fn check(&self) -> Result<(), RpcError> {
-        Ok(())
-    }
 }
 
 /// A subsystem that stores its options. Options that a call leaves out have their defaults after it.
@@ -50,7 +45,6 @@ impl<P: FixedOptions> Module for FixedSubsystem<P> {
 
     fn methods() -> Vec<Method<FixedSubsystem<P>>> {
         let set = |module: &FixedSubsystem<P>, params: P| {
-            params.check()?;
             log::info!(target: "rpc", "{} changes nothing else: {}", P::METHOD, P::REASON);
             *sync::lock(&module.options) = params.to_object();
             Ok::<bool, RpcError>(true)
@@ -91,22 +85,6 @@ crate::parameters! {
     }
 }
 
-crate::parameters! {
-    /// SPDK's subsystem `scheduler`: which cores threads move to.
-    pub struct SchedulerName {
-        /// Only `static` is there
-        name: String = "static".to_string(),
-        /// Microseconds between decisions
-        period: Option<u64>,
-        /// Percent of a core from which on a thread is busy
-        load_limit: Option<u8>,
-        /// Percent of a core up to which it takes threads
-        core_limit: Option<u8>,
-        /// Percent of a core from which on it is busy
-        core_busy: Option<u8>,
-    }
-}
-
 impl FixedOptions for FsdevOptions {
     const SUBSYSTEM: &'static str = "fsdev";
     const METHOD: &'static str = "fsdev_set_opts";
@@ -118,20 +96,4 @@ impl FixedOptions for IobufOptions {
     const METHOD: &'static str = "iobuf_set_options";
     const REASON: &'static str =
         "buffers come from pools of each core, limited by --memory; the options are only stored";
-}
-
-impl FixedOptions for SchedulerName {
-    const SUBSYSTEM: &'static str = "scheduler";
-    const METHOD: &'static str = "framework_set_scheduler";
-    const REASON: &'static str = "reactors do not move between cores, and the options are only stored; --idle selects their idle policy";
-
-    fn check(&self) -> Result<(), RpcError> {
-        if self.name == "static" {
-            return Ok(());
-        }
-        Err(RpcError::invalid_params(format!(
-            "name: {:?} is not supported; there is only \"static\"",
-            self.name
-        )))
-    }
 }

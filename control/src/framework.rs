@@ -7,7 +7,7 @@ use crate::config::ConfigFile;
 use crate::logging;
 use crate::metrics::{Metric, MetricSamples};
 use crate::parameters::NoParameters;
-use crate::{ControlPlane, Method, Module, RpcError, processor};
+use crate::{ControlPlane, ManagedReactor, Method, Module, RpcError, processor};
 
 /// The module of the control plane itself.
 pub(crate) struct Framework;
@@ -52,10 +52,10 @@ impl Module for Framework {
             Method::of_plane("thread_get_pollers", thread_pollers)
                 .at_any_stage()
                 .text("Runs and times of each poller.", "`tick_rate`, `threads`"),
-            Method::of_plane("framework_get_scheduler", get_scheduler)
-                .at_any_stage()
-                .text("Names the scheduler: reactors stay on their cores.",
-                    "`scheduler_name`, `scheduler_period`, `isolated_core_mask`, `scheduling_core`"),
+            Method::of_plane("thread_set_cpumask", set_cpumask)
+                .text("Accepts a set of cores with the one that the thread is on. Reactors stay on their cores; \
+                    framework_set_scheduler moves connections between them.", "true")
+                .errors(&[(RpcError::INVALID_PARAMS, "there is no such thread, or its core is not in the set")]),
             Method::of_plane("metrics_get", get_metrics)
                 .text("The present values of the metrics that docs/METRICS.md lists. Not an SPDK method.",
                     "array of `name`, `kind`, `unit`, `help` and `samples`: `labels` with `value`, or, of a histogram, \
@@ -286,16 +286,6 @@ fn cancel_job(plane: &ControlPlane, params: CancelJob) -> Result<bool, RpcError>
     plane.jobs().cancel(params.job).map(|()| true)
 }
 
-fn get_scheduler(plane: &ControlPlane, _params: NoParameters) -> Result<Value, RpcError> {
-    let first = plane.reactors().first().map_or(0, |reactor| reactor.handle.cpu());
-    Ok(json!({
-        "scheduler_name": "static",
-        "scheduler_period": 0,
-        "isolated_core_mask": "0",
-        "scheduling_core": first,
-    }))
-}
-
 /// Clock ticks per second: the unit of all `_ticks`, `busy` and `idle` results.
 pub fn tick_rate() -> u64 {
     os::clock::ns_to_ticks(1_000_000_000)
@@ -352,6 +342,31 @@ fn thread_stats(plane: &ControlPlane, _params: NoParameters) -> Result<Value, Rp
     Ok(json!({ "tick_rate": tick_rate(), "threads": threads }))
 }
 
+crate::parameters! {
+    struct SetCpumask {
+        /// Identifier of the thread
+        id: u64,
+        /// Cores: a hexadecimal mask, or a list in brackets
+        cpumask: String,
+    }
+}
+
+fn set_cpumask(plane: &ControlPlane, params: SetCpumask) -> Result<bool, RpcError> {
+    let SetCpumask { id, cpumask } = params;
+    let cpus = os::CpuSet::from_mask(&cpumask)
+        .map_err(|error| RpcError::invalid_params(format!("cpumask: {error}")))?;
+    let is_thread = |reactor: &&ManagedReactor| reactor.handle.index() as u64 + 1 == id;
+    let Some(reactor) = plane.reactors().iter().find(is_thread) else {
+        return Err(RpcError::invalid_params(format!("id: there is no thread {id}")));
+    };
+    let cpu = reactor.handle.cpu();
+    if !cpus.cpus().contains(&cpu) {
+        let message = format!("cpumask: {cpumask} is without core {cpu}, on which thread {id} stays");
+        return Err(RpcError::invalid_params(message));
+    }
+    Ok(true)
+}
+
 fn thread_pollers(plane: &ControlPlane, _params: NoParameters) -> Result<Value, RpcError> {
     let mut threads = Vec::new();
     for reactor in plane.reactors() {
@@ -391,6 +406,28 @@ fn cpumask(cpu: u32) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_thread_accepts_cores_with_its_own_and_no_others() {
+        let reactors = reactor::Reactors::start(&reactor::ReactorConfig::default()).unwrap();
+        let handle = reactors.handles()[0].clone();
+        let cpu = handle.cpu();
+        let plane = ControlPlane::builder(vec![ManagedReactor { handle, thread_id: 0 }]).start(None).unwrap();
+        let set = |id: u64, cpumask: &str| {
+            let params = json!({ "id": id, "cpumask": cpumask });
+            plane.invoke("thread_set_cpumask", params).map_err(|error| error.message)
+        };
+        assert_eq!(set(1, &cpumask(cpu)), Ok(json!(true)));
+        assert_eq!(set(1, &format!("[{cpu},{}]", cpu + 1)), Ok(json!(true)));
+        for (id, cpumask, expected) in [
+            (1, format!("[{}]", cpu + 1), format!("without core {cpu}, on which thread 1 stays")),
+            (2, cpumask(cpu), "there is no thread 2".to_string()),
+            (1, "fast".to_string(), "cpumask: ".to_string()),
+        ] {
+            let message = set(id, &cpumask).unwrap_err();
+            assert!(message.contains(&expected), "{message}");
+        }
+    }
 
     #[test]
     fn cpumasks_are_hexadecimal_for_any_core() {

@@ -25,6 +25,7 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod balancer;
 mod compatibility;
 mod config;
 mod error;
@@ -46,14 +47,16 @@ pub mod reference;
 mod reload;
 mod rpc;
 mod saved_calls;
+mod scheduler;
 mod sock;
 mod used_bdevs;
 
+pub use balancer::{BalancedTarget, Balancer, ConnectionLoad, ConnectionMove};
 pub use compatibility::Compatibility;
 pub use config::{ConfigError, ConfigFile};
 pub use error::RpcError;
 pub use examine::{Examination, Examiner};
-pub use fixed_options::{FixedOptions, FixedSubsystem, FsdevOptions, IobufOptions, SchedulerName};
+pub use fixed_options::{FixedOptions, FixedSubsystem, FsdevOptions, IobufOptions};
 pub use framework::{thread_name, tick_rate};
 pub use jobs::{JobHandle, Jobs};
 pub use keyring::{KEY_BYTES_MAX, Key, KeyError, Keyring, KeyringModule};
@@ -70,5 +73,6 @@ pub use rpc::framing;
 pub use rpc::server::RpcServer;
 pub use rpc::socket::{ListenSocket, SocketError};
 pub use saved_calls::{CallPlace, CallRecorder, SavedCalls};
+pub use scheduler::SchedulerModule;
 pub use serde_json as json;
 pub use sock::SocketModule;

@@ -1,8 +1,11 @@
 //! Modules: what the control plane manages.
 
+use std::sync::Arc;
+
 use serde_json::Value;
 
 use crate::RpcError;
+use crate::balancer::BalancedTarget;
 use crate::examine::Examination;
 use crate::method::Method;
 use crate::metrics::{Metric, MetricSamples};
@@ -65,6 +68,11 @@ pub trait Module: Send + Sync + Sized + 'static {
     /// Adds the present values of its metrics. A query: it neither changes anything nor waits for long.
     fn collect(&self, _samples: &mut MetricSamples) {}
 
+    /// Its targets at present whose connections can move between reactors.
+    fn balanced(&self) -> Vec<Arc<dyn BalancedTarget>> {
+        Vec::new()
+    }
+
     /// Its state in short, for `framework_get_modules`; null if it has nothing to report.
     fn report(&self) -> Value {
         Value::Null
@@ -83,6 +91,7 @@ pub(crate) trait DynModule: Send + Sync {
     fn examine_config(&self, bdev: &str);
     fn examine_disk(&self, bdev: &str, examination: Examination);
     fn collect(&self, samples: &mut MetricSamples);
+    fn balanced(&self) -> Vec<Arc<dyn BalancedTarget>>;
     fn report(&self) -> Value;
 }
 
@@ -125,6 +134,10 @@ impl<M: Module> DynModule for M {
 
     fn collect(&self, samples: &mut MetricSamples) {
         Module::collect(self, samples);
+    }
+
+    fn balanced(&self) -> Vec<Arc<dyn BalancedTarget>> {
+        Module::balanced(self)
     }
 
     fn report(&self) -> Value {

@@ -1,13 +1,14 @@
 //! The control plane: modules in order, their methods, start-up stages and life cycle.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
 use reactor::ReactorHandle;
 use serde_json::{Map, Value, json};
 
 use crate::RpcError;
+use crate::balancer::Balancer;
 use crate::config::ConfigFile;
 use crate::examine::{Examiner, UsedBdevs};
 use crate::framework::{Framework, collect_reactors};
@@ -42,6 +43,7 @@ pub struct ControlPlane {
     reactors: Vec<ManagedReactor>,
     jobs: Arc<Jobs>,
     examiner: Arc<Examiner>,
+    balancer: Arc<Balancer>,
     /// Held during each update.
     update_lock: Arc<Mutex<()>>,
     /// Updates in the order in which they were called.
@@ -106,6 +108,7 @@ pub struct ControlPlaneBuilder {
     reactors: Vec<ManagedReactor>,
     jobs: Arc<Jobs>,
     examiner: Arc<Examiner>,
+    balancer: Arc<Balancer>,
     update_lock: Arc<Mutex<()>>,
 }
 
@@ -134,6 +137,11 @@ impl ControlPlaneBuilder {
         self.examiner.clone()
     }
 
+    /// What moves connections between the reactors, for the module that switches it on.
+    pub fn balancer(&self) -> Arc<Balancer> {
+        self.balancer.clone()
+    }
+
     /// Starts the modules. With `pending` the control plane is in the start-up stage, and
     /// `framework_start_init` applies that configuration; without, it is in the runtime stage. Panics if the
     /// dependencies of modules have a cycle or name a module that is not registered.
@@ -145,6 +153,10 @@ impl ControlPlaneBuilder {
         }
         let stage = if pending.is_some() { StartupStage::Startup } else { StartupStage::Runtime };
         self.examiner.start(&modules, &self.update_lock).map_err(RpcError::internal)?;
+        let balanced: Vec<_> = modules.iter().map(Arc::downgrade).collect();
+        self.balancer.set_targets(Arc::new(move || {
+            balanced.iter().filter_map(Weak::upgrade).flat_map(|module| module.balanced()).collect()
+        }));
         Ok(Arc::new(ControlPlane {
             initial: saved(&modules),
             modules,
@@ -153,6 +165,7 @@ impl ControlPlaneBuilder {
             reactors: self.reactors,
             jobs: self.jobs,
             examiner: self.examiner,
+            balancer: self.balancer,
             update_lock: self.update_lock,
             turns: Turns::default(),
             startup: Mutex::new(Startup { stage, pending }),
@@ -189,7 +202,9 @@ impl ControlPlane {
     pub fn builder(reactors: Vec<ManagedReactor>) -> ControlPlaneBuilder {
         let update_lock = Arc::default();
         let jobs = Jobs::new(&update_lock);
+        let handles = reactors.iter().map(|reactor| reactor.handle.clone()).collect();
         ControlPlaneBuilder {
+            balancer: Balancer::new(handles),
             modules: Vec::new(),
             methods: BTreeMap::new(),
             catalog: Catalog::new(),
@@ -336,9 +351,10 @@ impl ControlPlane {
         samples
     }
 
-    /// Stops accepting work from outside: cancels jobs and drains modules in reverse order. The reactors must
-    /// still run.
+    /// Stops accepting work from outside: ends balancing, cancels jobs and drains modules in reverse order.
+    /// The reactors must still run.
     pub fn drain(&self) {
+        self.balancer.stop();
         self.jobs.cancel_all();
         self.modules.iter().rev().for_each(|module| module.drain());
     }
@@ -352,6 +368,7 @@ impl ControlPlane {
 
 impl Drop for ControlPlane {
     fn drop(&mut self) {
+        self.balancer.stop();
         self.examiner.stop();
     }
 }

@@ -12,8 +12,9 @@ use bdev_nvme::rpc::NvmeModule;
 use bdev_raid::RaidModule;
 use bdev_rbd::RbdModule;
 use control::{
-    Catalog, Compatibility, ConfigFile, ControlPlane, ControlPlaneBuilder, FixedSubsystem, FsdevOptions,
-    IobufOptions, Keyring, KeyringModule, ManagedReactor, RpcError, SchedulerName, SocketModule,
+    Balancer, Catalog, Compatibility, ConfigFile, ControlPlane, ControlPlaneBuilder, FixedSubsystem,
+    FsdevOptions, IobufOptions, Keyring, KeyringModule, ManagedReactor, RpcError, SchedulerModule,
+    SocketModule,
 };
 use device_model::rpc::ModelModule;
 use iscsi::IscsiTarget;
@@ -61,6 +62,7 @@ pub(crate) struct StartOptions {
 struct ModuleParts {
     registry: Registry,
     reactors: Vec<ReactorHandle>,
+    balancer: Arc<Balancer>,
     keyring: Keyring,
     accel: Arc<AccelModule>,
     bdevs: Arc<BdevModule>,
@@ -88,7 +90,7 @@ macro_rules! modules {
 
 // In the order of their start, as far as they do not depend on each other.
 modules! { |parts| {
-    FixedSubsystem<SchedulerName> => Arc::new(FixedSubsystem::new()),
+    SchedulerModule => SchedulerModule::new(parts.balancer.clone()),
     // Before whatever opens connections.
     SocketModule => Arc::new(SocketModule::new()),
     FixedSubsystem<IobufOptions> => Arc::new(FixedSubsystem::new()),
@@ -139,6 +141,7 @@ impl App {
             iscsi: IscsiModule::new(registry.clone(), &handles),
             nbd: NbdModule::new(registry.clone(), &handles),
             vhost: VhostModule::new(registry.clone(), &handles, vhost_socket_dir),
+            balancer: builder.balancer(),
             keyring,
             reactors: handles,
             registry,
@@ -236,7 +239,7 @@ mod tests {
         let app = App::start(Registry::new(), Vec::new(), StartOptions::default()).unwrap();
         for (method, params, rejected) in [
             ("framework_set_scheduler", json!({ "name": "static" }), None),
-            ("framework_set_scheduler", json!({ "name": "dynamic" }), Some("name: \"dynamic\"")),
+            ("framework_set_scheduler", json!({ "name": "gscheduler" }), Some("name: \"gscheduler\"")),
             ("sock_impl_set_options", json!({ "impl_name": "posix", "recv_buf_size": 2 << 20 }), None),
             ("sock_impl_set_options", json!({ "impl_name": "ssl", "send_buf_size": 4096 }), None),
             (

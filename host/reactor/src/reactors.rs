@@ -158,6 +158,13 @@ impl ReactorHandle {
         self.wait(&receiver)
     }
 
+    /// As [`stats`](Self::stats), but waits for `timeout` at most.
+    pub fn stats_within(&self, timeout: Duration) -> Result<ReactorStats, ReactorUnavailable> {
+        let (sender, receiver) = mpsc::sync_channel(1);
+        self.send(ReactorMessage::Stats(sender))?;
+        blocking::receive_timeout(&receiver, timeout).map_err(|_| ReactorUnavailable)
+    }
+
     /// Index among the reactors that were started together, from 0.
     pub fn index(&self) -> usize {
         self.0.index

@@ -231,6 +231,14 @@ pub trait Network {
         PlainStream { network: self, connection }
     }
 
+    /// Takes a connection out of this network, for [`add`](Self::add) of another core's. Bytes that have
+    /// arrived and were not read move with it. `None` if it stays: this network cannot, or the kernel uses
+    /// memory of its owned transfers.
+    fn remove(&mut self, connection: ConnectionId) -> Option<Self::Stream> {
+        let _ = connection;
+        None
+    }
+
     /// Closes a connection; data that was sent is still delivered, unless the kernel still uses memory of
     /// owned sends: then the connection is reset.
     fn close(&mut self, connection: ConnectionId);

@@ -260,6 +260,10 @@ impl Network for SimulatedNetwork {
         self.transfer_out(connection, parts, &[])
     }
 
+    fn remove(&mut self, connection: ConnectionId) -> Option<SimulatedStream> {
+        self.connections.remove(connection.0)
+    }
+
     fn close(&mut self, connection: ConnectionId) {
         self.connections.remove(connection.0);
     }

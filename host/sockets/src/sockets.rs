@@ -83,6 +83,8 @@ struct SocketConnection {
     /// followed by another event.
     peer_closed: bool,
     is_unix: bool,
+    /// A listener of this process accepted it.
+    is_accepted: bool,
     /// The last send was not complete: the next may send nothing, and is not worth a copy.
     is_full: bool,
     /// Large sends may be zero-copy: [`Network::zero_copy_min_bytes`].
@@ -259,6 +261,7 @@ impl Network for Sockets {
             empty_polls: 0,
             peer_closed: false,
             is_unix: stream.is_unix,
+            is_accepted: stream.is_accepted,
             is_full: false,
             zero_copy,
             owned: None,
@@ -375,6 +378,22 @@ impl Network for Sockets {
                 Err(error) => TransferResult::Failed(io::Error::from(error).kind()),
             };
         }
+    }
+
+    /// Only operations on the socket share it with the kernel's side of this core.
+    fn remove(&mut self, id: ConnectionId) -> Option<SocketStream> {
+        let connection = self.connections.get(id.0)?;
+        let is_idle = connection.owned.as_ref().is_none_or(|owned| owned.is_idle());
+        if !is_idle || Rc::strong_count(&connection.socket) > 1 {
+            return None;
+        }
+        if let Some(watch) = connection.watch {
+            self.client.unwatch(watch);
+        }
+        let connection = self.connections.remove(id.0)?;
+        self.busy_polled_count -= usize::from(connection.busy_polled);
+        let SocketConnection { is_unix, is_accepted, socket, .. } = connection;
+        Some(SocketStream { socket: Rc::into_inner(socket)?, is_unix, is_accepted })
     }
 
     fn close(&mut self, id: ConnectionId) {

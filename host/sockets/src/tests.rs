@@ -88,6 +88,43 @@ fn data_and_end_of_stream_are_received() {
     }
 }
 
+/// Bytes that were not read before move with the connection, and so does the end of the stream.
+#[test]
+fn a_connection_moves_to_another_network() {
+    for (events, others) in engines().iter().zip(&engines()) {
+        let (mut sockets, mut other) = (Sockets::new(events), Sockets::new(others));
+        let (mut peer, id) = connected(events, &mut sockets, "127.0.0.1:0");
+        std::io::Write::write_all(&mut peer, b"before").unwrap();
+        wait(events, &mut sockets);
+        let mut first = [0; 2];
+        let received = sockets.receive(id, &mut [IoSliceMut::new(&mut first)]);
+        assert!(matches!(received, TransferResult::Bytes(2)) && &first == b"be", "{received:?}");
+        let stream = sockets.remove(id).unwrap();
+        assert!(sockets.is_empty() && sockets.remove(id).is_none(), "it is gone");
+        std::io::Write::write_all(&mut peer, b" between").unwrap();
+        let id = other.add(stream).unwrap();
+        let mut all = Vec::new();
+        while all.len() < b"fore between".len() {
+            wait(others, &mut other);
+            all.extend(read_all(&mut other, id, 3, 5).0);
+        }
+        assert_eq!(all, b"fore between", "{events:?}");
+        assert!(matches!(other.send(id, &[IoSlice::new(b"answer")]), TransferResult::Bytes(6)));
+        let mut answer = [0; 6];
+        std::io::Read::read_exact(&mut peer, &mut answer).unwrap();
+        assert_eq!(&answer, b"answer");
+        // Back again, with an end that the first network has not seen.
+        drop(peer);
+        let id = sockets.add(other.remove(id).unwrap()).unwrap();
+        let mut is_closed = false;
+        while !is_closed {
+            wait(events, &mut sockets);
+            is_closed = read_all(&mut sockets, id, 8, 8).1;
+        }
+        sockets.close(id);
+    }
+}
+
 #[test]
 fn parts_of_any_size_are_sent_in_order() {
     for events in engines() {

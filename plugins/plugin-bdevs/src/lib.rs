@@ -14,7 +14,7 @@ use bdev_nvme::rpc::NvmeModule;
 use bdev_raid::RaidModule;
 use control::{
     Catalog, Compatibility, ConfigFile, ControlPlane, FixedSubsystem, FsdevOptions, IobufOptions, Keyring,
-    KeyringModule, ManagedReactor, SchedulerName, SocketModule, json::Value,
+    KeyringModule, ManagedReactor, SchedulerModule, SocketModule, json::Value,
 };
 use dma::{Arena, ArenaConfig};
 use lvol::LvolModule;
@@ -52,7 +52,7 @@ fn failed(error: impl std::fmt::Display) -> ConfiguredBdevsError {
 /// The methods of a configuration: those of bdevs. Targets are another program's.
 fn catalog() -> Catalog {
     Catalog::new()
-        .with::<FixedSubsystem<SchedulerName>>()
+        .with::<SchedulerModule>()
         .with::<SocketModule>()
         .with::<FixedSubsystem<IobufOptions>>()
         .with::<KeyringModule>()
@@ -76,8 +76,9 @@ fn start_plane(registry: &Registry, reactor: &ReactorHandle) -> Result<Arc<Contr
     let keyring = Keyring::default();
     let accel = AccelModule::new(registry.accel().clone(), keyring.clone());
     let bdevs = BdevModule::new(registry.clone(), builder.examiner());
+    let scheduler = SchedulerModule::new(builder.balancer());
     builder
-        .module::<FixedSubsystem<SchedulerName>>(&Arc::new(FixedSubsystem::new()))
+        .module::<SchedulerModule>(&scheduler)
         .module::<SocketModule>(&Arc::new(SocketModule::new()))
         .module::<FixedSubsystem<IobufOptions>>(&Arc::new(FixedSubsystem::new()))
         .module::<KeyringModule>(&Arc::new(KeyringModule::new(keyring.clone())))

@@ -155,6 +155,15 @@ impl Network for SimulatedLinks {
         }
     }
 
+    fn remove(&mut self, connection: ConnectionId) -> Option<LinkStream> {
+        let stream = self.connections.remove(connection.0)?;
+        // What arrives from now on is reported to the network that adds it.
+        if let Some(end) = self.fabric().endpoints.get_mut(stream.endpoint) {
+            end.owner = None;
+        }
+        Some(stream)
+    }
+
     fn close(&mut self, connection: ConnectionId) {
         self.connections.remove(connection.0);
     }

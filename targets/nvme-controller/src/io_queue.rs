@@ -16,10 +16,12 @@ mod execute;
 mod fused;
 #[cfg(any(test, fuzzing))]
 pub mod harness;
+mod moving;
 #[cfg(test)]
 mod tests;
 
 pub use command::{CommandData, CommandToken, SharedPart};
+pub use moving::DetachedQueue;
 
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -181,6 +183,8 @@ pub struct IoQueue<L> {
     ready_copies: Vec<Slot>,
     /// Reservation commands that complete when their drains and file writes are done.
     pending_reservations: PendingCommands<Slot>,
+    /// No memory is taken for commands, so that the queue can move.
+    paused: bool,
     /// Set by [`abort_pending`](Self::abort_pending): the status of commands that would need another device request.
     aborted: Option<Status>,
 }
@@ -197,6 +201,7 @@ impl<L: Default> IoQueue<L> {
             pairing: FusedPairing::None,
             ready_copies: Vec::new(),
             pending_reservations: PendingCommands::default(),
+            paused: false,
             aborted: None,
         }
     }

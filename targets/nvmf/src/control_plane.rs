@@ -20,7 +20,7 @@ use bdev::{
     Uuid,
 };
 use block_io::{Op, ProtectionFlags};
-use control::Key;
+use control::{BalancedTarget, Key};
 use nvme_controller::reservation::NamespaceReservations;
 use nvme_controller::{ControllerDirectory, Subsystem, SubsystemNamespace};
 use reactor::ReactorHandle;
@@ -494,8 +494,13 @@ impl<N: ServerNetwork> NvmfTarget<N> {
     }
 
     /// Connections of hosts by transport, for metrics.
-    pub(crate) fn connection_totals(&self) -> Vec<(&'static str, ConnectionTotals)> {
+    pub fn connection_totals(&self) -> Vec<(&'static str, ConnectionTotals)> {
         self.lock_any().transports.values().map(|transport| transport.connections()).collect()
+    }
+
+    /// The transports whose connections can move between reactors.
+    pub fn balanced(&self) -> Vec<Arc<dyn BalancedTarget>> {
+        self.lock_any().transports.values().filter_map(|transport| transport.balanced()).collect()
     }
 }
 

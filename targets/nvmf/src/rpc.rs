@@ -1,11 +1,12 @@
 //! The module of the target for the control plane: SPDK's `nvmf_*` methods.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use bdev::rpc::conclude;
 use bdev::{Closing, Uuid};
 use control::json::{Value, json};
-use control::{Method, Metric, MetricSamples, Module, Parameters, RpcError};
+use control::{BalancedTarget, Method, Metric, MetricSamples, Module, Parameters, RpcError};
 
 use crate::module::{PENDING, SUBSYSTEM, UNRESPONSIVE};
 use crate::transports::TRANSPORTS;
@@ -130,6 +131,10 @@ impl Module for NvmfModule {
         for (transport, totals) in self.target.connection_totals() {
             target_shell::collect_connections(transport, totals, samples);
         }
+    }
+
+    fn balanced(&self) -> Vec<Arc<dyn BalancedTarget>> {
+        self.target.balanced()
     }
 
     fn report(&self) -> Value {

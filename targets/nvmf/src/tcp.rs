@@ -10,6 +10,7 @@ mod connection;
 mod handler;
 mod limits;
 mod link;
+mod moving;
 mod parameters;
 mod protocol;
 mod queue;
@@ -18,8 +19,10 @@ mod secure_ports;
 #[cfg(any(test, fuzzing))]
 pub mod testing;
 
+use std::sync::Arc;
+
 use control::json::{Map, Value};
-use control::{DecodeLog, ParameterError};
+use control::{BalancedTarget, DecodeLog, ParameterError};
 use reactor::{Core, ReactorHandle};
 use sockets::ServerNetwork;
 use target_shell::{ConnectionTotals, GroupLimits, GroupWaker, Protocol as _, ShellError, TargetCores};
@@ -153,6 +156,10 @@ impl<N: ServerNetwork> Transport for TcpCores<N> {
 
     fn connections(&self) -> (&'static str, ConnectionTotals) {
         (TcpProtocol::NAME, self.cores.totals())
+    }
+
+    fn balanced(&self) -> Option<Arc<dyn BalancedTarget>> {
+        Some(Arc::new(self.cores.clone()))
     }
 
     fn queues(&self) -> Result<Vec<CoreQueues>, ShellError> {

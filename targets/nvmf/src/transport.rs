@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 use bdev::Registry;
 use control::json::{Map, Value};
-use control::{DecodeLog, Method, Parameter, ParameterError};
+use control::{BalancedTarget, DecodeLog, Method, Parameter, ParameterError};
 use nvme_controller::ControllerDirectory;
 use reactor::ReactorHandle;
 use sockets::{ServerNetwork, Sockets};
@@ -183,6 +183,11 @@ pub trait Transport: Any + Send {
     /// The name of its connections in metrics, and what is counted of them.
     fn connections(&self) -> (&'static str, ConnectionTotals);
 
+    /// Its groups, if their connections can move between them. By default they cannot.
+    fn balanced(&self) -> Option<Arc<dyn BalancedTarget>> {
+        None
+    }
+
     /// The queues of each reactor.
     ///
     /// # Errors
@@ -229,6 +234,6 @@ pub(crate) struct QueueReport {
     pub(crate) entries: u32,
     pub(crate) commands: u64,
     pub(crate) errors: u64,
-    /// Commands that have completed.
+    /// Commands that have completed since it is on this core.
     pub(crate) completed: u64,
 }

@@ -6,11 +6,13 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bdev::Registry;
 use block_io::{Request, Tag};
-use control::Keyring;
+use control::{ConnectionMove, Keyring};
 use nvme::{ControllerFailure, HostTls, Namespace, NvmeOpenError, Options};
 use nvme_auth::{AuthHash, TlsDerivation, TlsIdentityVersion, TlsKey};
 use nvmf::{HostPsk, ListenAddress, NamespaceConfig, NvmfTarget, SubsystemConfig, TcpTransportConfig};
@@ -47,8 +49,13 @@ impl Drop for Rig {
 
 /// A target with two subsystems that listen on a port with TLS and on one without.
 fn rig(test: &str) -> Rig {
+    rig_on(test, os::CpuSet::new(vec![0]).unwrap())
+}
+
+/// The same with a reactor for each of these processors.
+fn rig_on(test: &str, cpus: os::CpuSet) -> Rig {
     let registry = Registry::new();
-    let config = ReactorConfig { idle: IdlePolicy::Sleep, ..ReactorConfig::default() };
+    let config = ReactorConfig { cpus, pin: false, idle: IdlePolicy::Sleep, ..ReactorConfig::default() };
     let reactors = Reactors::start(&config).unwrap();
     let target = NvmfTarget::new(registry.clone(), reactors.handles());
     let limits = TcpTransportConfig { ic_timeout_ms: 2000, ..TcpTransportConfig::default() };
@@ -173,6 +180,39 @@ fn subsystems_on_one_address_agree_about_tls() {
     assert!(rig.target.add_listener(third, address(&rig.secure)).is_err());
     assert!(rig.target.add_secure_listener(third, address(&rig.plain)).is_err());
     rig.target.add_secure_listener(third, address(&rig.secure)).unwrap();
+}
+
+/// The session, with records that have half arrived, moves with its queue.
+#[test]
+fn a_queue_with_tls_moves_between_reactors() {
+    let cpus: Vec<u32> = os::CpuSet::allowed().cpus().iter().copied().take(2).collect();
+    if cpus.len() < 2 {
+        println!("SKIPPED: this machine has one processor, and so one reactor");
+        return;
+    }
+    let rig = rig_on("moves", os::CpuSet::new(cpus).unwrap());
+    rig.allow(NQN, HOST, &key(1));
+    let target = rig.target.balanced().pop().unwrap();
+    let stop = Arc::new(AtomicBool::new(false));
+    let stopped = stop.clone();
+    let mover = std::thread::spawn(move || {
+        while !stopped.load(Ordering::Relaxed) {
+            let loads = target.loads().unwrap().into_iter().enumerate();
+            let moves: Vec<_> = loads
+                .flat_map(|(from, all)| all.into_iter().map(move |one| (from, one.id)))
+                .map(|(from, id)| ConnectionMove { id, from, to: 1 - from })
+                .collect();
+            target.move_connections(&moves);
+        }
+    });
+    for _ in 0..20 {
+        rig.open(&rig.secure, NQN, HOST, with(key(1))).unwrap();
+    }
+    stop.store(true, Ordering::Relaxed);
+    mover.join().unwrap();
+    let moved: u64 = rig.target.connection_totals().iter().map(|(_, totals)| totals.moved).sum();
+    println!("{moved} moves");
+    assert!(moved >= 20, "{moved} moves");
 }
 
 /// OpenSSL's client with a key, as a process.

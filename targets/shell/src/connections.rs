@@ -8,6 +8,7 @@ use sockets::{ConnectionId, StreamAddress};
 
 use crate::admissions::Admitted;
 use crate::memory::PeerMemory;
+use crate::move_history::MoveHistory;
 use crate::peers::PeerKey;
 use crate::protocol::{Protocol, ProtocolConnection, REQUEST_TAG_BITS, REQUEST_TAG_MASK};
 use crate::timers::NEVER_NS;
@@ -61,6 +62,8 @@ pub struct ConnectionEntry<C> {
     /// It is on the group's list of polled connections.
     pub(crate) polled: bool,
     pub(crate) closing: bool,
+    /// Its moves between cores.
+    pub(crate) moves: MoveHistory,
     /// The peer has still to log in.
     pub(crate) awaits_login: bool,
     /// The stream is closed; the entry waits only for outstanding device requests.
@@ -227,6 +230,7 @@ impl<C> Connections<C> {
             has_more: false,
             polled: false,
             closing: false,
+            moves: MoveHistory::default(),
             awaits_login: false,
             closed: false,
         };

@@ -5,6 +5,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Instant;
 
+use ::control::{BalancedTarget, ConnectionLoad, ConnectionMove};
 use reactor::{Core, ReactorHandle};
 use sockets::{Network, SendStats, ServerNetwork, Sockets, StreamAddress};
 
@@ -14,6 +15,7 @@ use crate::connections::Connections;
 use crate::group::{ConnectionGroup, ConnectionTotals, GroupShared};
 use crate::logins::GroupLimits;
 use crate::mailboxes::{CoreMailboxes, GroupMail, GroupWaker, ShellError};
+use crate::moves::{GroupMove, MovedConnection};
 use crate::protocol::{Accepted, Protocol};
 use crate::publisher::Publisher;
 use crate::request::Responder;
@@ -27,6 +29,12 @@ pub(crate) enum GroupMessage<P: Protocol, S> {
     Wake,
     /// A connection that another core accepted for this one.
     Incoming { stream: S, accepted: Accepted },
+    /// A connection moves here from another core.
+    Moved(Box<MovedConnection<P, S>>),
+    /// Say what the connections that can move have cost since the last time.
+    Loads(Responder<Vec<ConnectionLoad>>),
+    /// Move connections to other groups, each as soon as it can.
+    Move(Vec<GroupMove>),
     /// Listen on an address.
     Listen { address: StreamAddress, portid: u16, responder: Responder<io::Result<StreamAddress>> },
     /// Stop listening on a port, or on all.
@@ -46,11 +54,11 @@ impl<P: Protocol, S: Send> GroupMail for GroupMessage<P, S> {
 /// The groups of a target, one on each reactor; on kernel sockets, or on another network `N` such as a
 /// simulation's.
 ///
-/// The first core owns the listeners; a connection goes to the core with the fewest, and stays there. Calls
-/// block for up to [`CORE_TIMEOUT`](crate::CORE_TIMEOUT), so a reactor's thread must not make them. A program
-/// that ends calls [`drain`](Self::drain); the groups end with their reactors, and drain what connections
-/// they have then. Configuration goes through the [`Publisher`] that the target was started with. Cheap to
-/// clone.
+/// The first core owns the listeners; a connection goes to the core with the fewest, and stays there unless
+/// it is [moved](BalancedTarget::move_connections). Calls block for up to
+/// [`CORE_TIMEOUT`](crate::CORE_TIMEOUT), so a reactor's thread must not make them. A program that ends calls
+/// [`drain`](Self::drain); the groups end with their reactors, and drain what connections they have then.
+/// Configuration goes through the [`Publisher`] that the target was started with. Cheap to clone.
 pub struct TargetCores<P: Protocol, N: ServerNetwork = Sockets> {
     mailboxes: CoreMailboxes<GroupMessage<P, <N as Network>::Stream>>,
     shared: Arc<GroupShared<P, <N as Network>::Stream>>,
@@ -139,6 +147,7 @@ impl<P: Protocol, N: ServerNetwork> TargetCores<P, N> {
     /// The first core that has connections left, or does not answer. It disconnects them when it can.
     pub fn drain(&self) -> Result<(), ShellError> {
         let end = Instant::now() + DRAIN_TIMEOUT;
+        self.shared.transit().stop();
         let mut requests = Vec::new();
         for core in 0..self.mailboxes.len() {
             requests.push(self.mailboxes.request(core, GroupMessage::Drain));
@@ -178,5 +187,34 @@ impl<P: Protocol, N: ServerNetwork> TargetCores<P, N> {
     /// The first core that does not answer.
     pub fn send_stats(&self) -> Result<Vec<SendStats>, ShellError> {
         (0..self.mailboxes.len()).map(|core| self.mailboxes.ask(core, GroupMessage::SendStats)).collect()
+    }
+}
+
+impl<P: Protocol, N: ServerNetwork> BalancedTarget for TargetCores<P, N> {
+    fn name(&self) -> &'static str {
+        P::NAME
+    }
+
+    fn loads(&self) -> Option<Vec<Vec<ConnectionLoad>>> {
+        let mut requests = Vec::new();
+        for core in 0..self.mailboxes.len() {
+            requests.push(self.mailboxes.request(core, GroupMessage::Loads).ok()?);
+        }
+        requests
+            .into_iter()
+            .enumerate()
+            .map(|(core, request)| self.mailboxes.wait(core, request).ok())
+            .collect()
+    }
+
+    fn move_connections(&self, moves: &[ConnectionMove]) {
+        for core in 0..self.mailboxes.len() {
+            let own = moves.iter().filter(|one| one.from == core);
+            let own: Vec<GroupMove> = own.map(|one| GroupMove { id: one.id, to: one.to }).collect();
+            if !own.is_empty() {
+                // A group with a full mailbox is busy with other things; the next decision comes soon.
+                _ = self.mailboxes.send(core, GroupMessage::Move(own));
+            }
+        }
     }
 }

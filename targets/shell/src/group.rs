@@ -3,6 +3,7 @@
 mod active;
 mod admission;
 mod closing;
+mod moving;
 mod polled;
 mod slow_peers;
 mod turn;
@@ -33,6 +34,7 @@ use crate::devices::CoreDevices;
 use crate::logins::{GroupLimits, PendingLogins};
 use crate::mailboxes::{CoreMailboxes, Inbox};
 use crate::memory::{CoreMemory, MemoryLimits};
+use crate::moves::GroupMoves;
 use crate::poller::PollGroup;
 use crate::protocol::{
     CloseReason, IoContext, MoreToRead, Notice, Protocol, ProtocolConnection, REQUEST_TAG_MASK, TargetConfig,
@@ -60,7 +62,8 @@ type ConnectionInbox<P, S> = Inbox<GroupMessage<P, S>, <P as Protocol>::Config>;
 /// The connections of one core, generic over protocol and network.
 ///
 /// It owns the connections, one channel per block device, the receive scratch area and, on the first core,
-/// the listeners. A connection accepted there goes to the group with the fewest connections and stays.
+/// the listeners. A connection accepted there goes to the group with the fewest connections, and stays or
+/// moves.
 ///
 /// Order of a poll: messages; events of the protocol; timers; receive, and poll connections whose peers share
 /// memory, which fills the devices' batches; submit and poll devices; send, a limited number of bytes; close
@@ -110,6 +113,8 @@ pub struct ConnectionGroup<P: Protocol, N: Network> {
     polled_active: LastActive,
     /// Connections that close when they are drained.
     closing: Vec<Slot>,
+    /// Those that move to other groups.
+    moves: GroupMoves,
     logins: PendingLogins,
     /// What the connections of the core hold of its buffers.
     memory: Rc<CoreMemory>,
@@ -166,6 +171,7 @@ impl<P: Protocol, N: Listen> ConnectionGroup<P, N> {
             polled_busy: 0,
             polled_active: LastActive::default(),
             closing: Vec::new(),
+            moves: GroupMoves::default(),
             logins,
             memory,
             slow_peers,
@@ -185,6 +191,11 @@ impl<P: Protocol, N: Listen> ConnectionGroup<P, N> {
     /// The connections.
     pub fn connections(&self) -> &Connections<P::Connection> {
         &self.connections
+    }
+
+    /// The connections of the target, on all its cores.
+    pub fn totals(&self) -> ConnectionTotals {
+        self.shared.totals()
     }
 
     /// Changes how many connections of the target there may be, for those that log in from now on.
@@ -218,21 +229,29 @@ impl<P: Protocol, N: Listen> ConnectionGroup<P, N> {
         self.config = config;
     }
 
+    /// Applies the latest configuration, if it was not yet.
+    fn apply_latest(&mut self, core: &Core, now_ns: u64) {
+        let latest = self.inbox.as_mut().and_then(|inbox| inbox.subscription.take());
+        let Some((generation, config)) = latest else { return };
+        self.apply(core, config, now_ns);
+        if let Some(inbox) = &mut self.inbox {
+            inbox.subscription.acknowledge(generation);
+        }
+    }
+
     fn process_messages(&mut self, core: &Core, now_ns: u64) -> usize {
         let mut count = 0;
         while let Some(message) = self.inbox.as_mut().and_then(|inbox| inbox.messages.receive()) {
             count += 1;
+            if matches!(message, GroupMessage::Moved(_)) {
+                // The other core may have applied it already.
+                self.apply_latest(core, now_ns);
+            }
             self.process_message(message, now_ns);
         }
         // A change of configuration wakes the group by a message. If the mailbox was full, there were others.
-        if count > 0
-            && let Some((generation, config)) =
-                self.inbox.as_mut().and_then(|inbox| inbox.subscription.take())
-        {
-            self.apply(core, config, now_ns);
-            if let Some(inbox) = &mut self.inbox {
-                inbox.subscription.acknowledge(generation);
-            }
+        if count > 0 {
+            self.apply_latest(core, now_ns);
         }
         let recheck = &self.shared.statuses[self.index].recheck;
         if recheck.load(Ordering::Acquire) {
@@ -247,6 +266,13 @@ impl<P: Protocol, N: Listen> ConnectionGroup<P, N> {
         match message {
             GroupMessage::Wake => {}
             GroupMessage::Incoming { stream, accepted } => self.add_connection(stream, accepted, now_ns),
+            GroupMessage::Moved(moved) => self.attach_moved(*moved, now_ns),
+            GroupMessage::Loads(responder) => {
+                if !responder.is_abandoned() {
+                    _ = responder.answer(self.take_loads(now_ns));
+                }
+            }
+            GroupMessage::Move(moves) => self.begin_moves(moves, now_ns),
             GroupMessage::Listen { address, portid, responder } => {
                 // The requester has reported a failure: listening now would contradict it.
                 if responder.is_abandoned() {
@@ -600,6 +626,9 @@ impl<P: Protocol, N: Listen> PollGroup for ConnectionGroup<P, N> {
         if !self.closing.is_empty() {
             self.close_drained(now_ns);
         }
+        if !self.moves.are_none() {
+            self.continue_moves(now_ns);
+        }
         if std::mem::take(&mut self.is_active) {
             self.core_groups.note(self.key, now_ns);
             if !self.timers.is_check_armed() {
@@ -612,7 +641,7 @@ impl<P: Protocol, N: Listen> PollGroup for ConnectionGroup<P, N> {
     fn deadline(&self) -> Option<u64> {
         let has_messages = self.inbox.as_ref().is_some_and(|inbox| !inbox.messages.is_empty());
         let has_more = !self.more_to_read.is_empty() || !self.sends.bulk.is_empty();
-        if has_more || has_messages || self.network.is_pending() {
+        if has_more || has_messages || !self.moves.are_none() || self.network.is_pending() {
             return Some(0);
         }
         // There is no event either when connections on other cores close.
@@ -625,6 +654,8 @@ impl<P: Protocol, N: Listen> PollGroup for ConnectionGroup<P, N> {
     }
 
     fn shutdown(&mut self, _now_ns: u64) -> Shutdown {
-        if self.end_connections() { Shutdown::Done } else { Shutdown::Draining }
+        self.shared.transit.stop();
+        let is_done = self.end_connections() && self.shared.transit.is_empty();
+        if is_done { Shutdown::Done } else { Shutdown::Draining }
     }
 }

@@ -20,6 +20,10 @@
 //!    Generic over the protocol and the network: the calls between them are static, and no I/O costs a lock,
 //!    an allocation or an indirect call here. Tests run a group on a simulated network.
 //!
+//! A connection stays on its core, or moves to another between two commands, if its protocol can
+//! ([`ProtocolConnection::work`]): it completes what is in flight, and its stream and state go to the other
+//! core by mailbox. `framework_set_scheduler` has the control plane decide who moves.
+//!
 //! Beside them is [`TargetControl`]: the state of a target under its lock, the block devices that it follows,
 //! and its end. [`collect_connections`] reports its connections as metrics.
 //!
@@ -53,6 +57,8 @@ mod logins;
 mod mailboxes;
 mod memory;
 mod metrics;
+mod move_history;
+mod moves;
 mod peers;
 mod poller;
 mod protocol;
@@ -81,7 +87,7 @@ pub use peers::PeerKey;
 pub use poller::{GroupPoller, PollGroup};
 pub use protocol::{
     Accepted, CloseReason, IoContext, MoreToRead, Notice, Polling, Protocol, ProtocolConnection,
-    REQUEST_TAG_BITS, TURN_COMMAND_BYTES, TURN_COMMANDS_MAX, TargetConfig, turn_cost,
+    REQUEST_TAG_BITS, Reattach, TURN_COMMAND_BYTES, TURN_COMMANDS_MAX, TargetConfig, turn_cost,
 };
 pub use publisher::{NotApplied, Publisher, Subscription};
 pub use receive_buffer::ReceiveBuffer;

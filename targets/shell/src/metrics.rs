@@ -19,6 +19,8 @@ use crate::group::ConnectionTotals;
         REFUSED = "ringbolt_target_refused": counter [target];
         /// Connections that were closed
         CLOSED = "ringbolt_target_closed": counter [target];
+        /// Moves of connections from one core to another, as `framework_set_scheduler` has them
+        MOVED = "ringbolt_target_moved": counter [target];
     }
 }
 
@@ -30,7 +32,7 @@ pub fn connection_metrics() -> Vec<&'static Metric> {
 /// Adds the connections of a target, for [`Module::collect`](control::Module::collect). `target` names the
 /// target and, where it has several, the transport.
 pub fn collect_connections(target: &str, totals: ConnectionTotals, samples: &mut MetricSamples) {
-    let ConnectionTotals { open, pending_logins, accepted, logins, refused, closed } = totals;
+    let ConnectionTotals { open, pending_logins, accepted, logins, refused, closed, moved } = totals;
     for (metric, value) in [
         (&OPEN, open),
         (&PENDING_LOGINS, pending_logins),
@@ -38,6 +40,7 @@ pub fn collect_connections(target: &str, totals: ConnectionTotals, samples: &mut
         (&LOGINS, logins),
         (&REFUSED, refused),
         (&CLOSED, closed),
+        (&MOVED, moved),
     ] {
         samples.add(metric, &[target], value);
     }

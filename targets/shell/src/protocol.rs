@@ -18,8 +18,8 @@ use crate::transfers::TransferReport;
 
 /// A target's protocol on one core: state that all connections of the core share.
 ///
-/// The group owns it and lends it to connections ([`IoContext::protocol`]). Only [`accept`](Self::accept) is required;
-/// the other functions are called once a poll or less.
+/// The group owns it and lends it to connections ([`IoContext::protocol`]). Only [`accept`](Self::accept) is
+/// required; the other functions are called once a poll or less.
 pub trait Protocol: Sized + 'static {
     /// Name of the poller in statistics and stall reports.
     const NAME: &'static str;
@@ -30,11 +30,12 @@ pub trait Protocol: Sized + 'static {
     type Config: TargetConfig;
     /// A connection.
     type Connection: ProtocolConnection<Self>;
-    /// A violation of the protocol, or another reason of its own to close a connection; logged with the peer's address.
+    /// A violation of the protocol, or another reason of its own to close a connection; logged with the
+    /// peer's address.
     type Error: fmt::Display;
 
-    /// Whether the group with this index may serve connections of a listener. By default every group may; if none may,
-    /// the one that has accepted the connection does.
+    /// Whether the group with this index may serve connections of a listener. By default every group may; if
+    /// none may, the one that has accepted the connection does.
     fn may_serve(&self, config: &Arc<Self::Config>, portid: u16, group: usize) -> bool {
         let _ = (config, portid, group);
         true
@@ -48,8 +49,8 @@ pub trait Protocol: Sized + 'static {
         now_ns: u64,
     ) -> Option<Self::Connection>;
 
-    /// Applies a configuration to the connections. Channels to new devices are open; those of removed devices are
-    /// closed, and requests to them fail.
+    /// Applies a configuration to the connections. Channels to new devices are open; those of removed devices
+    /// are closed, and requests to them fail.
     fn apply(
         &mut self,
         config: &Arc<Self::Config>,
@@ -93,8 +94,9 @@ pub trait Protocol: Sized + 'static {
 /// defaults for a protocol without device requests, timers or waiting; each is a few instructions at most and
 /// is called after the connection had work.
 pub trait ProtocolConnection<P: Protocol>: 'static {
-    /// Reads what has arrived, until the stream is blocked or for as long as is fair to others. `scratch` is the core's,
-    /// and its content is lost afterwards. By default, for a connection without a stream, nothing.
+    /// Reads what has arrived, until the stream is blocked or for as long as is fair to others. `scratch` is
+    /// the core's, and its content is lost afterwards. By default, for a connection without a stream,
+    /// nothing.
     ///
     /// # Errors
     /// The connection is closed for this reason; what [`flush`](Self::flush) can send at once is sent first.
@@ -117,24 +119,24 @@ pub trait ProtocolConnection<P: Protocol>: 'static {
         Ok(MoreToRead::No)
     }
 
-    /// A device request has completed; `tag` is the one that it was submitted with. What it makes possible is submitted
-    /// in [`resume`](Self::resume).
+    /// A device request has completed; `tag` is the one that it was submitted with. What it makes possible is
+    /// submitted in [`resume`](Self::resume).
     fn complete(&mut self, tag: u64, completion: bdev::Completion) {
         let _ = tag;
         drop(completion);
     }
 
-    /// Completes device requests, in this order, without taking them over. Returns whether it has completed all; if not,
-    /// each is passed to [`complete`](Self::complete), which then ignores those that were. By default it completes
-    /// none. The lower [`REQUEST_TAG_BITS`] bits of their tags are the protocol's.
+    /// Completes device requests, in this order, without taking them over. Returns whether it has completed
+    /// all; if not, each is passed to [`complete`](Self::complete), which then ignores those that were. By
+    /// default it completes none. The lower [`REQUEST_TAG_BITS`] bits of their tags are the protocol's.
     #[inline]
     fn complete_in_place(&mut self, completions: &[bdev::Completion]) -> bool {
         let _ = completions;
         false
     }
 
-    /// Sends what is queued, as far as the stream takes it. A ready stream leads to [`receive`](Self::receive) and
-    /// then to this. By default, for a connection without a stream, nothing.
+    /// Sends what is queued, as far as the stream takes it. A ready stream leads to
+    /// [`receive`](Self::receive) and then to this. By default, for a connection without a stream, nothing.
     ///
     /// # Errors
     /// The connection is closed for this reason.
@@ -143,24 +145,24 @@ pub trait ProtocolConnection<P: Protocol>: 'static {
         Ok(())
     }
 
-    /// A send that [`flush`](Self::flush) made by [`ByteStream::send_owned`] has ended. The connection is flushed in the
-    /// same poll. By default nothing happens: for protocols that make no such sends.
+    /// A send that [`flush`](Self::flush) made by [`ByteStream::send_owned`] has ended. The connection is
+    /// flushed in the same poll. By default nothing happens: for protocols that make no such sends.
     fn sent(&mut self, tag: u64) {
         let _ = tag;
     }
 
-    /// Whether work arrives through memory that the peer shares, without an event. Asked after [`Protocol::accept`],
-    /// [`receive`](Self::receive), [`resume`](Self::resume), [`poll`](Self::poll) and
+    /// Whether work arrives through memory that the peer shares, without an event. Asked after
+    /// [`Protocol::accept`], [`receive`](Self::receive), [`resume`](Self::resume), [`poll`](Self::poll) and
     /// [`on_deadline`](Self::on_deadline).
     #[inline]
     fn polling(&self) -> Polling {
         Polling::Off
     }
 
-    /// Looks for work in shared memory, once in each poll of the group while [`polling`](Self::polling) is not
-    /// [`Polling::Off`]. Returns the number of commands found; [`flush`](Self::flush) follows unless it is 0. What
-    /// changes [`deadline_ns`](Self::deadline_ns) or [`is_waiting`](Self::is_waiting) must lead to a
-    /// [`resume`](Self::resume).
+    /// Looks for work in shared memory, once in each poll of the group while [`polling`](Self::polling) is
+    /// not [`Polling::Off`]. Returns the number of commands found; [`flush`](Self::flush) follows unless it
+    /// is 0. What changes [`deadline_ns`](Self::deadline_ns) or [`is_waiting`](Self::is_waiting) must lead to
+    /// a [`resume`](Self::resume).
     #[inline]
     fn poll(&mut self, context: &mut IoContext<'_, P>) -> usize {
         let _ = context;
@@ -173,7 +175,8 @@ pub trait ProtocolConnection<P: Protocol>: 'static {
         false
     }
 
-    /// Something waits for what no event reports, as a buffer that another core frees: retried each millisecond.
+    /// Something waits for what no event reports, as a buffer that another core frees: retried each
+    /// millisecond.
     #[inline]
     fn is_waiting(&self) -> bool {
         false
@@ -194,8 +197,9 @@ pub trait ProtocolConnection<P: Protocol>: 'static {
         true
     }
 
-    /// When [`on_deadline`](Self::on_deadline) is due; [`NEVER_NS`] for never. Asked after [`Protocol::accept`],
-    /// [`receive`](Self::receive), [`resume`](Self::resume) and `on_deadline`. A later deadline costs nothing.
+    /// When [`on_deadline`](Self::on_deadline) is due; [`NEVER_NS`] for never. Asked after
+    /// [`Protocol::accept`], [`receive`](Self::receive), [`resume`](Self::resume) and `on_deadline`. A later
+    /// deadline costs nothing.
     #[inline]
     fn deadline_ns(&self) -> u64 {
         NEVER_NS
@@ -234,6 +238,37 @@ pub trait ProtocolConnection<P: Protocol>: 'static {
         Notice::default()
     }
 
+    /// What its commands have cost the core so far, wrapping: one for each, and one for each
+    /// [`TURN_COMMAND_BYTES`] of data. `None` for a connection that cannot move to another core, at present
+    /// or ever; by default none can.
+    fn work(&self) -> Option<u64> {
+        None
+    }
+
+    /// Prepares a move to another core: commands in flight complete, and others are not begun, until
+    /// [`is_movable`](Self::is_movable) or [`cancel_move`](Self::cancel_move). Only called while
+    /// [`work`](Self::work) is not `None`.
+    fn begin_move(&mut self) {}
+
+    /// The move does not take place; [`resume`](Self::resume) follows, and continues what was not begun.
+    fn cancel_move(&mut self) {}
+
+    /// Whether nothing of the connection is in use by this core: no device request, no buffer of its pool,
+    /// and nothing that is still to be sent. Asked in each poll after [`begin_move`](Self::begin_move).
+    fn is_movable(&self) -> bool {
+        false
+    }
+
+    /// Takes the state of a connection that [is movable](Self::is_movable) apart. What is returned makes the
+    /// connection anew on the other core, with that core's resources and its configuration, which is not
+    /// older than this core's. `None` closes it.
+    fn detach(self) -> Option<Reattach<P>>
+    where
+        Self: Sized,
+    {
+        None
+    }
+
     /// What the peer has logged in to, if the target's connections are counted by it as well: an export, a
     /// controller, a target node or a subsystem, by an identifier of its own. Asked once, after the login, or
     /// after [`Protocol::accept`] where there is none.
@@ -248,14 +283,14 @@ pub trait ProtocolConnection<P: Protocol>: 'static {
         None
     }
 
-    /// Whether the peer has still to log in. Asked once, after [`Protocol::accept`]; [`Notice::logged_in`] ends it. The
-    /// target keeps few such connections ([`GroupLimits`](crate::GroupLimits)).
+    /// Whether the peer has still to log in. Asked once, after [`Protocol::accept`]; [`Notice::logged_in`]
+    /// ends it. The target keeps few such connections ([`GroupLimits`](crate::GroupLimits)).
     fn awaits_login(&self) -> bool {
         false
     }
 
-    /// The stream is closed. The connection itself stays until its device requests have completed. Returns whether the
-    /// other connections have to be rechecked, as [`Notice::recheck`].
+    /// The stream is closed. The connection itself stays until its device requests have completed. Returns
+    /// whether the other connections have to be rechecked, as [`Notice::recheck`].
     fn on_close(&mut self) -> bool {
         false
     }
@@ -290,6 +325,9 @@ pub trait TargetConfig: Default + Send + Sync + 'static {
 
 impl TargetConfig for () {}
 
+/// Makes a connection that has moved here from another core: see [`ProtocolConnection::detach`].
+pub type Reattach<P> = Box<dyn FnOnce(&mut IoContext<'_, P>) -> <P as Protocol>::Connection + Send>;
+
 /// A connection that was accepted.
 #[derive(Clone, Debug)]
 pub struct Accepted {
@@ -318,8 +356,8 @@ pub struct Notice {
 /// Whether a connection has to be read again without a new event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MoreToRead {
-    /// Nothing had arrived, the connection is as it was, and it has nothing to send: nothing is asked of it and
-    /// nothing is flushed. Busy polling finds this most of the time.
+    /// Nothing had arrived, the connection is as it was, and it has nothing to send: nothing is asked of it
+    /// and nothing is flushed. Busy polling finds this most of the time.
     Unchanged,
     /// The stream is blocked, or the connection does not read at present.
     No,
@@ -375,8 +413,9 @@ pub struct IoContext<'a, P: Protocol> {
     pub(crate) requests: &'a mut ConnectionRequests,
 }
 
-/// Commands that a connection begins in a turn in which others have some too, or had lately: enough to share the turn's
-/// fixed costs, while a command waits for as many of each other connection, and not for their whole queues.
+/// Commands that a connection begins in a turn in which others have some too, or had lately: enough to share
+/// the turn's fixed costs, while a command waits for as many of each other connection, and not for their
+/// whole queues.
 pub const TURN_COMMANDS_MAX: u32 = 32;
 /// A command with more data than this counts as several: their copies take the time of as many commands.
 pub const TURN_COMMAND_BYTES: u64 = 32 << 10;
@@ -395,7 +434,8 @@ pub(crate) struct Turn {
 }
 
 impl Turn {
-    /// `is_shared`: other connections have something to begin too. `is_over`: this one is continued in the next turn.
+    /// `is_shared`: other connections have something to begin too. `is_over`: this one is continued in the
+    /// next turn.
     #[inline]
     pub(crate) fn new(is_shared: bool, is_over: bool) -> Turn {
         let commands = match (is_shared, is_over) {
@@ -408,8 +448,9 @@ impl Turn {
 }
 
 impl<P: Protocol> IoContext<'_, P> {
-    /// Commands that the connection may begin in this turn. There is no limit if it is the only one of the core with
-    /// something to begin. One that has more returns [`MoreToRead::Yes`], or fetches it in the next [`ProtocolConnection::poll`].
+    /// Commands that the connection may begin in this turn. There is no limit if it is the only one of the
+    /// core with something to begin. One that has more returns [`MoreToRead::Yes`], or fetches it in the next
+    /// [`ProtocolConnection::poll`].
     #[inline]
     pub fn turn_commands(&self) -> usize {
         self.turn.commands as usize
@@ -450,8 +491,8 @@ impl<P: Protocol> IoContext<'_, P> {
         MemoryShare::new(account, bytes_max).with_source(peer.clone())
     }
 
-    /// Adds a request to the batch of the device with this key. Only the lower [`REQUEST_TAG_BITS`] bits of its tag are
-    /// the protocol's.
+    /// Adds a request to the batch of the device with this key. Only the lower [`REQUEST_TAG_BITS`] bits of
+    /// its tag are the protocol's.
     ///
     /// # Errors
     /// The device was removed.

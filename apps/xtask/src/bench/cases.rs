@@ -28,10 +28,11 @@ enum BenchmarkKind {
     Stacked(StackedLayer, IoPattern),
     /// The target on one core with an idle policy, the load generator on another.
     Remote(TargetTransport, BenchDevice, IoPattern, &'static str),
-    /// The same over TCP with a null device, compared with an echo over bare sockets; with data digests if true.
+    /// The same over TCP with a null device, compared with an echo over bare sockets; with data digests if
+    /// true.
     Bare(IoPattern, bool),
     /// Target and load generator on the same two cores, with 16 connections.
-    Shared,
+    Shared(load::TargetScheduler),
     /// A session of iscsi-perf, with so many commands in flight.
     Iscsi(BenchDevice, u32),
     IscsiTwoSessions,
@@ -65,7 +66,8 @@ enum BenchmarkKind {
     Fio(fio::FioJob),
     /// Start-up of many load generator processes.
     Processes,
-    /// The replicated store with so many logical groups, or the usual number, compared with a volume that is not replicated.
+    /// The replicated store with so many logical groups, or the usual number, compared with a volume that is
+    /// not replicated.
     Store(IoPattern, LoopCache, Option<u32>),
     /// The replicated store with logs on devices of their own.
     StoreLogs(IoPattern),
@@ -261,7 +263,12 @@ pub(super) const ALL: &[Benchmark] = &[
     case(
         "tcp-2x16",
         "4 KiB reads, 16 connections of QD 8, target and generator on the same two cores",
-        BenchmarkKind::Shared,
+        BenchmarkKind::Shared(load::TargetScheduler::Static),
+    ),
+    case(
+        "tcp-2x16-moved",
+        "the same with the dynamic scheduler, which moves I/O queues from one reactor to the other",
+        BenchmarkKind::Shared(load::TargetScheduler::Dynamic),
     ),
     case(
         "attack-66",
@@ -621,7 +628,7 @@ impl Benchmark {
                 load::remote(context, &RemoteLoad { transport, device, pattern, idle, query: "" })
             }
             Bare(pattern, data_digest) => bare::compare(context, pattern, *data_digest),
-            BenchmarkKind::Shared => load::shared(context),
+            BenchmarkKind::Shared(scheduler) => load::shared(context, *scheduler),
             BenchmarkKind::Iscsi(device, depth) => iscsi::reads(context, *device, *depth),
             BenchmarkKind::IscsiTwoSessions => iscsi::two_sessions(context),
             BenchmarkKind::IscsiIdle => iscsi::idle(context),
@@ -680,7 +687,7 @@ impl Benchmark {
             self.kind,
             BenchmarkKind::Remote(..)
                 | Bare(..)
-                | BenchmarkKind::Shared
+                | BenchmarkKind::Shared(_)
                 | BenchmarkKind::Vhost(..)
                 | BenchmarkKind::Attack(_)
                 | BenchmarkKind::Store(..)

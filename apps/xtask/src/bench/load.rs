@@ -5,7 +5,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::metric::BenchMetric;
 use super::process::{ChildProcess, describe};
@@ -58,7 +58,8 @@ pub(super) struct RemoteLoad<'a> {
     pub(super) query: &'static str,
 }
 
-/// Target and load generator on a core each; and SPDK's load generator with either target, where there is an SPDK.
+/// Target and load generator on a core each; and SPDK's load generator with either target, where there is an
+/// SPDK.
 pub(super) fn remote(context: &RunContext<'_>, load: &RemoteLoad<'_>) -> anyhow::Result<RunOutcome> {
     let [target, host, ..] = *context.cores else { return Ok(skipped_one_core()) };
     let cores = [target, host];
@@ -89,14 +90,23 @@ pub(super) fn measure_remote(
     with_target(context, server, &mut command)
 }
 
-/// Writes all blocks of a memory device: pages that were never written would all map to the kernel's zero page.
+/// Writes all blocks of a memory device: pages that were never written would all map to the kernel's zero
+/// page.
 pub(super) fn fill(context: &RunContext<'_>, uri: &str) -> anyhow::Result<()> {
     let pattern = IoPattern { rw: "write", block: "128k", depth: 16 };
     perf(context, &mut base(context, uri, &pattern)).map(drop)
 }
 
-/// 16 connections; target and load generator both run on the same two cores.
-pub(super) fn shared(context: &RunContext<'_>) -> anyhow::Result<RunOutcome> {
+/// What `framework_set_scheduler` has the target do.
+#[derive(Clone, Copy)]
+pub(super) enum TargetScheduler {
+    Static,
+    Dynamic,
+}
+
+/// 16 connections; target and load generator both run on the same two cores. The target assigns connections
+/// by their number, so that admin queues are on one reactor and I/O queues on the other when they begin.
+pub(super) fn shared(context: &RunContext<'_>, scheduler: TargetScheduler) -> anyhow::Result<RunOutcome> {
     let [first, second, ..] = context.cores else { return Ok(skipped_one_core()) };
     let cores = format!("{first},{second}");
     let server = TargetServer::start(
@@ -106,6 +116,9 @@ pub(super) fn shared(context: &RunContext<'_>) -> anyhow::Result<RunOutcome> {
         &TargetNamespaces::NullAndMalloc,
         TargetTransport::Tcp,
     )?;
+    if matches!(scheduler, TargetScheduler::Dynamic) {
+        server.rpc(context)?.call("framework_set_scheduler", &json!({ "name": "dynamic" }))?;
+    }
     let pattern = IoPattern { rw: "randread", block: "4k", depth: 8 };
     let mut command = timed(context, &server.uri(1), &pattern, ramp(context));
     command.args(["--numjobs=16", "--group_reporting", &format!("--cpus_allowed={cores}")]);

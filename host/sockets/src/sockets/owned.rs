@@ -97,6 +97,11 @@ impl ConnectionTransfers {
         self.in_kernel > 0
     }
 
+    /// Whether nothing is queued, being sent or being received.
+    pub(super) fn is_idle(&self) -> bool {
+        self.queue.is_empty() && self.in_kernel == 0 && self.receive == OwnedReceiveState::Off
+    }
+
     /// The readiness that is needed besides the kernel's completions.
     fn interest(&self) -> Interest {
         match self.receive {

@@ -290,7 +290,7 @@ impl<T: IoTransport> Execution<'_, T> {
     #[inline]
     fn take_data(&mut self, bytes: u32) -> Option<Data> {
         // Deferred commands come first; otherwise small commands would starve a large one.
-        if !self.queue.deferred.is_empty() || !self.queue.memory.admits(bytes as usize) {
+        if self.queue.paused || !self.queue.deferred.is_empty() || !self.queue.memory.admits(bytes as usize) {
             return None;
         }
         let data = self.transport.take_data(bytes as usize)?;

@@ -267,9 +267,16 @@ impl QueueHarness {
         self.transport.answers.iter().find(|(of, _)| *of == cid).map(|(_, answer)| answer)
     }
 
+    /// Replaces the queue, as a move to another core does.
+    pub fn change(&mut self, change: impl FnOnce(IoQueue<FakeLocation>) -> IoQueue<FakeLocation>) {
+        let placeholder = IoQueue::new(1, MemoryShare::unlimited(), Rc::default());
+        self.queue = change(std::mem::replace(&mut self.queue, placeholder));
+    }
+
     /// Completes all that can be completed.
     pub fn settle(&mut self) {
         self.transport.starved = false;
+        self.queue.unpause();
         loop {
             if !self.transport.requests.is_empty() {
                 self.complete(0, Status::SUCCESS);
@@ -285,12 +292,34 @@ impl QueueHarness {
         }
     }
 
-    /// Runs what the bytes say, then settles and checks that every command was answered once and that nothing is left.
+    /// Runs what the bytes say, then settles and checks that every command was answered once and that nothing
+    /// is left.
     pub fn run(bytes: &[u8]) {
+        QueueHarness::run_with(bytes, |_, _| ());
+    }
+
+    /// As [`run`](Self::run), with a queue that moves whenever it can: it is paused in every other four
+    /// steps.
+    pub fn run_moving(bytes: &[u8]) {
+        QueueHarness::run_with(bytes, |harness, step| match step % 8 {
+            0 => harness.queue.pause(),
+            4.. if harness.queue.is_detachable() => {
+                harness.change(|queue| IoQueue::attach(queue.detach(), window(1 << 16, 1 << 16)));
+            }
+            7 => harness.queue.unpause(),
+            _ => {}
+        });
+    }
+
+    fn run_with(bytes: &[u8], mut before: impl FnMut(&mut QueueHarness, usize)) {
         let mut bytes = ByteSource(bytes);
         let (first, max) = WINDOWS[usize::from(bytes.u8() % 4)];
         let mut harness = QueueHarness::new(window(first, max));
-        while !bytes.0.is_empty() {
+        for step in 0.. {
+            if bytes.0.is_empty() {
+                break;
+            }
+            before(&mut harness, step);
             harness.step(&mut bytes);
         }
         harness.settle();

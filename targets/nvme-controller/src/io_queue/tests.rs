@@ -12,7 +12,7 @@ use wire_nvme::{DataPointer, Sqe};
 use super::harness::{QueueHarness, namespaces, window};
 use super::*;
 
-fn io(opcode: NvmOpcode, nsid: u32, lba: u64, blocks: u32) -> Sqe {
+pub(super) fn io(opcode: NvmOpcode, nsid: u32, lba: u64, blocks: u32) -> Sqe {
     let sqe = ReadWrite { lba, blocks, ..ReadWrite::default() }.to_sqe(opcode);
     Sqe { nsid, flags: Sqe::FLAGS_SGL, data: DataPointer::transport(blocks * 512), ..sqe }
 }

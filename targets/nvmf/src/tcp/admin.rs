@@ -117,6 +117,7 @@ impl PduHandler<'_, '_> {
                             subsystem: io.subsystem,
                             lease: io.lease,
                             totals: shared.totals.clone(),
+                            completed_before: 0,
                         })
                     }
                 };

@@ -14,7 +14,7 @@ use nvme_tcp::{FlushStatus, PduReceiver, ReceiveProgress, ReceiveStatus, receive
 use slots::Slot;
 use sockets::ByteStream;
 use target_shell::{
-    CloseReason, MemoryShare, MoreToRead, NEVER_NS, Notice, ProtocolConnection, TransferReport,
+    CloseReason, MemoryShare, MoreToRead, NEVER_NS, Notice, ProtocolConnection, Reattach, TransferReport,
 };
 use tls::TlsLayer;
 use wire_nvme::tcp::{FatalError, Framing, PduType, TERM_MAX, TermReq};
@@ -69,6 +69,8 @@ pub(crate) struct ConnectionState {
     pub(crate) drain_guards: DrainGuards,
     /// The connection drains: it accepts no commands, and closes when those in flight have completed.
     pub(crate) draining: bool,
+    /// The queue completes its commands to move to another core.
+    pub(crate) moving: bool,
     /// The host sent H2CTermReq. The role stays until the connection closes: an I/O queue identifier is in
     /// use while device requests are outstanding, and an admin queue closes its I/O queues.
     pub(crate) terminated: bool,
@@ -196,8 +198,8 @@ impl ProtocolConnection<TcpProtocol> for NvmfConnection {
             && !queue.has_pending(waits_for_host)
     }
 
-    /// The timeout of the handshake, of the authentication or of Keep Alive. An I/O queue has its controller's: the controller's
-    /// core may notice the expiry later than this core resumes.
+    /// The timeout of the handshake, of the authentication or of Keep Alive. An I/O queue has its
+    /// controller's: the controller's core may notice the expiry later than this core resumes.
     #[inline]
     fn deadline_ns(&self) -> u64 {
         match &self.state.role {
@@ -291,6 +293,27 @@ impl ProtocolConnection<TcpProtocol> for NvmfConnection {
         queue.abort_pending(Status::TRANSIENT_TRANSPORT_ERROR, link);
     }
 
+    #[inline]
+    fn work(&self) -> Option<u64> {
+        self.state.movable_work()
+    }
+
+    fn begin_move(&mut self) {
+        self.state.begin_move();
+    }
+
+    fn cancel_move(&mut self) {
+        self.state.cancel_move();
+    }
+
+    fn is_movable(&self) -> bool {
+        self.state.is_movable() && !self.has_unsent_records()
+    }
+
+    fn detach(self) -> Option<Reattach<TcpProtocol>> {
+        self.take_apart()
+    }
+
     fn awaits_login(&self) -> bool {
         true
     }
@@ -304,7 +327,7 @@ impl ProtocolConnection<TcpProtocol> for NvmfConnection {
     /// its identifier until outstanding device requests complete.
     fn on_close(&mut self) -> bool {
         if let ConnectionRole::Io(queue) = &self.state.role {
-            queue.totals.closed(self.state.completed_commands());
+            queue.totals.closed(self.state.completed_here());
         }
         let was_admin = matches!(self.state.role, ConnectionRole::Admin(_));
         if was_admin {
@@ -358,6 +381,7 @@ impl NvmfConnection {
             handshake_deadline_ns,
             drain_guards: DrainGuards::default(),
             draining: false,
+            moving: false,
             terminated: false,
             turn_is_over: false,
             notice: Notice::default(),
@@ -397,16 +421,35 @@ impl NvmfConnection {
 }
 
 impl ConnectionState {
-    /// Whether new commands are not accepted: the connection drains, or a reservation change waits for it.
+    /// Whether new commands are not accepted: the connection drains or moves, or a reservation change waits
+    /// for it.
     #[inline]
     pub(crate) fn is_quiesced(&self) -> bool {
-        self.draining || !self.drain_guards.is_empty()
+        self.draining || !self.drain_guards.is_empty() || self.defers_capsules()
     }
 
     /// Starts to drain: accepts no more commands, and closes when those in flight have completed or after
     /// [`DRAIN_TIMEOUT_NS`](crate::transport::DRAIN_TIMEOUT_NS).
     pub(crate) fn begin_drain(&mut self) {
         self.draining = true;
+    }
+
+    /// Drains an I/O queue whose controller is gone; returns whether it is.
+    pub(crate) fn drain_if_orphaned(&mut self) -> bool {
+        let is_orphaned = matches!(&self.role, ConnectionRole::Io(queue) if !queue.lease.is_valid());
+        if is_orphaned {
+            self.begin_drain();
+        }
+        is_orphaned
+    }
+
+    /// Commands of the queue that have completed since it is on this core.
+    pub(crate) fn completed_here(&self) -> u64 {
+        let before = match &self.role {
+            ConnectionRole::Io(queue) => queue.completed_before,
+            _ => 0,
+        };
+        self.completed_commands() - before
     }
 
     /// Commands of the queue that have completed.

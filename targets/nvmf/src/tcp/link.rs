@@ -41,6 +41,8 @@ impl TcpLocation {
 pub(crate) struct QueueCounters {
     pub(crate) commands: u64,
     pub(crate) errors: u64,
+    /// Of data, apart from data in capsules.
+    pub(crate) bytes: u64,
 }
 
 /// The way to the host: the PDUs to send, and the submission queue head that they report.
@@ -101,6 +103,7 @@ impl TcpLink {
         let pdu = R2t { cccid: cid, ttag: slot.index() as u16, offset: 0, length };
         let layout = pdu.encode(&self.framing, &mut header);
         self.sender.push_header(&header, &layout);
+        self.stats.bytes += u64::from(length);
     }
 
     /// Queues data that lies in several slices.
@@ -147,6 +150,7 @@ impl HostLink for TcpLink {
         let pdu = C2hData { cccid: cid, offset: 0, length: length as u32, last: true, success };
         let layout = pdu.encode(&self.framing, &mut header);
         self.sender.push_header(&header, &layout);
+        self.stats.bytes += length as u64;
         match data.contiguous() {
             Some(bytes) => {
                 self.sender.push_data(slot.index(), 0, length as u32, true);

@@ -85,7 +85,7 @@ pub(crate) struct ConnectionReport {
     pub(crate) local: TransportAddress,
     pub(crate) entries: u32,
     pub(crate) counters: QueueCounters,
-    /// Commands that have completed.
+    /// Commands that have completed since it is on this core.
     pub(crate) completed: u64,
 }
 
@@ -117,7 +117,7 @@ impl TcpProtocol {
     }
 
     /// Applies a new configuration to an I/O queue.
-    fn apply_to_queue(&self, state: &mut ConnectionState, config: &ConfigSnapshot) {
+    pub(super) fn apply_to_queue(&self, state: &mut ConnectionState, config: &ConfigSnapshot) {
         let ConnectionRole::Io(queue) = &mut state.role else { return };
         let queue: &mut TargetIoQueue = queue;
         match config.subsystem(&queue.subsystem.nqn) {
@@ -223,15 +223,7 @@ impl Protocol for TcpProtocol {
 
     /// Drains I/O queues whose controller is gone.
     fn recheck(&mut self, connections: &mut Connections<NvmfConnection>, _now_ns: u64) {
-        connections.update(|_, entry| {
-            let state = &mut entry.connection.state;
-            let is_orphaned = matches!(&state.role, ConnectionRole::Io(queue) if !queue.lease.is_valid());
-            if is_orphaned && !entry.is_closed() {
-                entry.connection.state.begin_drain();
-                return true;
-            }
-            false
-        });
+        connections.update(|_, entry| !entry.is_closed() && entry.connection.state.drain_if_orphaned());
     }
 }
 
@@ -252,7 +244,7 @@ pub(crate) fn report(connections: &Connections<NvmfConnection>) -> Vec<Connectio
             local: state.port.address.clone(),
             entries: state.link.sq_entries,
             counters: state.link.stats,
-            completed: state.completed_commands(),
+            completed: state.completed_here(),
         }
     };
     connections.open().map(report).collect()

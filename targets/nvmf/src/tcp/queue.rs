@@ -28,6 +28,8 @@ pub(crate) struct TargetIoQueue {
     pub(crate) lease: QueueLease,
     /// The version of the subsystem that its queue's namespaces were taken from.
     pub(crate) subsystem: Arc<Subsystem>,
-    /// Where its commands are counted when it has closed.
+    /// Where its commands are counted when it has closed, or has moved away.
     pub(crate) totals: Rc<QueueTotals>,
+    /// Commands that it had completed when it moved to this core, which count there.
+    pub(crate) completed_before: u64,
 }

@@ -47,6 +47,8 @@ const REMOVED: u32 = 1 << 7;
 const ENABLE: u64 = 0x0046_0001;
 /// Simulated time of one poll.
 const POLL_NS: u64 = 10_000;
+/// Polls between moves of all I/O queues: fewer than most commands take.
+const MOVE_POLLS: u64 = 5;
 /// Maximum polls without progress before a test fails.
 const IDLE_POLLS_MAX: usize = 200_000;
 
@@ -55,6 +57,8 @@ struct SimulatedTarget {
     group: ConnectionGroup<TcpProtocol, SimulatedNetwork>,
     hosts: SimulatedNetwork,
     now_ns: u64,
+    /// I/O queues move all the time.
+    moves: bool,
     devices: Vec<Arc<Descriptor>>,
     // Dropped last: the fields above use its buffers.
     reactor: Reactor,
@@ -98,7 +102,7 @@ impl SimulatedTarget {
         let protocol = TcpProtocol::new(limits, Arc::new(ControllerDirectory::new()), None);
         let mut group = ConnectionGroup::standalone(&core, network, protocol, group_limits);
         group.listen(&address().into(), PORT).expect("room for a listener");
-        let mut world = SimulatedTarget { group, hosts, now_ns: 1, devices, reactor };
+        let mut world = SimulatedTarget { group, hosts, now_ns: 1, moves: false, devices, reactor };
         world.configure((1 << NAMESPACES) - 1);
         world
     }
@@ -133,6 +137,9 @@ impl SimulatedTarget {
 
     fn poll(&mut self) {
         self.now_ns += POLL_NS;
+        if self.moves && (self.now_ns / POLL_NS).is_multiple_of(MOVE_POLLS) {
+            self.group.move_all(self.now_ns);
+        }
         self.group.poll(&self.reactor.core(), self.now_ns);
     }
 
@@ -296,6 +303,7 @@ fn run_input(world: &mut SimulatedTarget, source: &mut FuzzInput<'_>) {
     if stage & 0x80 != 0 {
         world.configure(((1 << NAMESPACES) - 1) | KEYED);
     }
+    world.moves = stage & 0x40 != 0;
     let (id, received) = (world.connect(), Vec::new());
     // The fixed handshake is not segmented.
     let mut host = FuzzHost { world, id, framing: Framing::PLAIN, segment_bytes: 1 << 20, received };

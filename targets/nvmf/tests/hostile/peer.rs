@@ -71,8 +71,18 @@ impl RawTcpHost {
 
     /// The same for a host with this host identifier.
     pub(crate) fn admin_as(rig: &TcpTestTarget, host_id: [u8; 16]) -> RawTcpHost {
+        RawTcpHost::admin_of(rig, connect_as(0, 32, 0xffff, host_id))
+    }
+
+    /// The same with a keep alive timer.
+    pub(crate) fn admin_with_keep_alive(rig: &TcpTestTarget, kato_ms: u32) -> RawTcpHost {
+        let (sqe, data) = connect(0, 32, 0xffff);
+        // Dword 12 (Fabrics 1.1, section 3.3).
+        RawTcpHost::admin_of(rig, (Sqe { cdw12: kato_ms, ..sqe }, data))
+    }
+
+    fn admin_of(rig: &TcpTestTarget, (sqe, data): (Sqe, [u8; CONNECT_DATA_SIZE])) -> RawTcpHost {
         let mut peer = RawTcpHost::initialized(rig, false);
-        let (sqe, data) = connect_as(0, 32, 0xffff, host_id);
         let answer = peer.command(sqe, &data);
         assert_eq!(answer.status, Status::SUCCESS);
         peer.cntlid = ConnectResponse::from_result(answer.result).cntlid;

@@ -43,7 +43,7 @@ pub(crate) struct TcpTestTarget {
     pub(crate) target: NvmfTarget,
     pub(crate) address: ListenAddress,
     pub(crate) arena: Arc<Arena>,
-    reactors: Option<Reactors>,
+    pub(crate) reactors: Option<Reactors>,
 }
 
 impl Drop for TcpTestTarget {
@@ -90,7 +90,11 @@ impl TcpTestTarget {
     }
 
     pub(crate) fn uri(&self) -> nvme::Uri {
-        format!("nvme+tcp://127.0.0.1:{}/{NQN}?ns=1", self.address.trsvcid).parse().unwrap()
+        self.uri_text().parse().unwrap()
+    }
+
+    pub(crate) fn uri_text(&self) -> String {
+        format!("nvme+tcp://127.0.0.1:{}/{NQN}?ns=1", self.address.trsvcid)
     }
 }
 

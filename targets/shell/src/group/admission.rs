@@ -16,6 +16,7 @@ use crate::cores::GroupMessage;
 use crate::logins::GroupLimits;
 use crate::mailboxes::CoreMailboxes;
 use crate::memory::MemoryOwner;
+use crate::moves::Transit;
 use crate::peers::PeerKey;
 use crate::protocol::{Accepted, CloseReason, Notice, Protocol, ProtocolConnection};
 
@@ -26,6 +27,7 @@ pub(crate) struct GroupShared<P: Protocol, S> {
     pub(super) registry: bdev::Registry,
     pub(super) statuses: Box<[GroupStatus]>,
     pub(super) peers: CoreMailboxes<GroupMessage<P, S>>,
+    pub(super) transit: Arc<Transit>,
 }
 
 /// What other groups read and set: the load of a group, and a request to recheck its connections.
@@ -45,6 +47,7 @@ pub(super) struct GroupCounts {
     pub(super) logins: AtomicU64,
     pub(super) refused: AtomicU64,
     pub(super) closed: AtomicU64,
+    pub(super) moved: AtomicU64,
 }
 
 /// The connections of a target, on all its cores.
@@ -62,6 +65,8 @@ pub struct ConnectionTotals {
     pub refused: u64,
     /// Closed.
     pub closed: u64,
+    /// Moved from one core to another, each time that one was.
+    pub moved: u64,
 }
 
 /// Counts one more; only the group's core calls it.
@@ -83,7 +88,13 @@ impl<P: Protocol, S> GroupShared<P, S> {
             registry,
             statuses: (0..cores).map(|_| GroupStatus::default()).collect(),
             peers,
+            transit: Arc::default(),
         }
+    }
+
+    /// The connections between two groups.
+    pub(crate) fn transit(&self) -> &Transit {
+        &self.transit
     }
 
     /// The connections of all groups.
@@ -96,6 +107,7 @@ impl<P: Protocol, S> GroupShared<P, S> {
             logins: sum.logins + load(&status.counts.logins),
             refused: sum.refused + load(&status.counts.refused),
             closed: sum.closed + load(&status.counts.closed),
+            moved: sum.moved + load(&status.counts.moved),
         })
     }
 

@@ -46,6 +46,7 @@ impl<P: Protocol, N: Listen> ConnectionGroup<P, N> {
     #[cold]
     pub(super) fn continue_drain(&mut self) {
         if self.end_connections()
+            && self.shared.transit.is_empty()
             && let Some(responder) = self.drained.take()
         {
             // It may not wait any longer.

@@ -441,7 +441,8 @@ impl SimulatedTarget {
     }
 }
 
-fn run(seed: u64) -> (usize, usize) {
+/// Runs a seed. Returns the numbers of commands, of sessions, and of moves of queues.
+fn run(seed: u64) -> (usize, usize, u64) {
     let mut dice = WyRand::new(seed);
     let transport = TcpTransportConfig {
         in_capsule_data_size: [0, 4096][dice.index(2)],
@@ -460,6 +461,7 @@ fn run(seed: u64) -> (usize, usize) {
     let arena = dma::ArenaConfig { limit_bytes: dma::CHUNK_BYTES, hugepages: false, shared: false };
     let mut world = SimulatedTarget::with_memory(&transport, seed, faults, arena);
     let held = if dice.index(2) == 0 { world.scatter_memory() } else { Vec::new() };
+    world.moves = seed.is_multiple_of(2);
     let in_capsule = transport.in_capsule_data_size as usize;
     let mut oracle =
         ReferenceModel { medium: vec![0; BLOCKS * BLOCK_BYTES], in_capsule, done: 0, sessions: 0 };
@@ -469,7 +471,7 @@ fn run(seed: u64) -> (usize, usize) {
     }
     drop(held);
     assert!(world.read_device(0, 64 << 10) == oracle.medium[..64 << 10]);
-    (oracle.done, oracle.sessions)
+    (oracle.done, oracle.sessions, world.group.totals().moved)
 }
 
 #[test]
@@ -477,16 +479,18 @@ fn every_command_completes_once_with_correct_data_on_a_faulty_network() {
     // RINGBOLT_SEED=N runs only seed N.
     let one = std::env::var("RINGBOLT_SEED").ok().and_then(|seed| seed.parse::<u64>().ok());
     let seeds = one.map_or(0..400, |seed| seed..seed + 1);
-    let (start, mut done, mut sessions, mut count) = (std::time::Instant::now(), 0, 0, 0);
+    let (start, mut done, mut sessions, mut moves, mut count) = (std::time::Instant::now(), 0, 0, 0, 0);
     for seed in seeds {
         if start.elapsed().as_secs() >= 20 {
             break;
         }
         let ran = std::panic::catch_unwind(|| run(seed));
-        let Ok((more_done, more_lives)) = ran else { panic!("failed with RINGBOLT_SEED={seed}") };
+        let Ok((more_done, more_lives, moved)) = ran else { panic!("failed with RINGBOLT_SEED={seed}") };
         (done, sessions, count) = (done + more_done, sessions + more_lives, count + 1);
+        moves += moved;
     }
-    println!("{count} seeds, {done} commands, {sessions} sessions");
+    println!("{count} seeds, {done} commands, {sessions} sessions, {moves} moves");
+    assert!(one.is_some() || moves > count as u64 * 5, "only {moves} moves in {count} seeds");
     assert!(one.is_some() || done > count * 20, "only {done} commands in {count} seeds");
 }
 
@@ -573,7 +577,7 @@ fn fuzzed_hosts_leave_no_state_behind_when_subsystems_come_and_go() {
         let mut dice = WyRand::new(seed);
         let mut bytes: Vec<u8> = (0..64 + dice.index(512)).map(|_| dice.index(256) as u8).collect();
         // Mostly an I/O queue, which has the most state.
-        bytes[0] = if dice.index(4) == 0 { bytes[0] } else { 7 };
+        bytes[0] = if dice.index(4) == 0 { bytes[0] } else { [7, 0x47][dice.index(2)] };
         let ran = std::panic::catch_unwind(|| any_bytes(&bytes));
         assert!(ran.is_ok(), "seed {seed}: {bytes:?}");
     }

@@ -1,0 +1,36 @@
+//! What a target shows of its connections, and does for them.
+
+/// A target whose connections can move between reactors.
+pub trait BalancedTarget: Send + Sync {
+    /// The name of its poller on each reactor, which has its busy time.
+    fn name(&self) -> &'static str;
+
+    /// The connections that can move, by reactor, with their work since the last call. `None` if a reactor
+    /// does not answer. Waits for the reactors.
+    fn loads(&self) -> Option<Vec<Vec<ConnectionLoad>>>;
+
+    /// Moves connections, each as soon as it can. What has closed since, or cannot move, stays.
+    fn move_connections(&self, moves: &[ConnectionMove]);
+}
+
+/// What a connection did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ConnectionLoad {
+    /// Names it on its reactor, until it closes or moves.
+    pub id: u64,
+    /// Units of work, by which the time of the target is divided among its connections.
+    pub work: u64,
+    /// It may move now: it has not moved just before.
+    pub is_movable: bool,
+}
+
+/// A connection that is to move.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ConnectionMove {
+    /// [`ConnectionLoad::id`].
+    pub id: u64,
+    /// The index of its reactor.
+    pub from: usize,
+    /// The index of the other.
+    pub to: usize,
+}
