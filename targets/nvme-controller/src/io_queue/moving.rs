@@ -7,7 +7,6 @@
 
 use std::rc::Rc;
 
-use block_io::Status;
 use slots::Slot;
 use target_shell::MemoryShare;
 
@@ -128,13 +127,14 @@ impl<L> Drop for DetachedQueue<L> {
 
 #[cfg(test)]
 mod tests {
-    use block_io::Op;
+    use block_io::{Op, Status};
     use proptest::prelude::*;
     use wire_nvme::Sqe;
     use wire_nvme::opcode::NvmOpcode;
 
     use super::super::harness::{FakeLocation, QueueHarness, namespaces};
     use super::super::tests::io;
+
     use super::*;
 
     proptest! {
