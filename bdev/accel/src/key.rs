@@ -87,13 +87,30 @@ pub enum CryptoKeyError {
     /// The keyring does not give the secret, or does not keep it.
     #[error(transparent)]
     Keyring(#[from] KeyError),
+    /// The file of the secret cannot be used.
+    #[error("key_file: {0}")]
+    File(KeyError),
 }
 
 impl CryptoKeyError {
     pub(crate) fn invalid(field: &'static str, reason: impl Into<String>) -> CryptoKeyError {
         CryptoKeyError::Invalid { field, reason: reason.into() }
     }
+
+    /// The same of a secret that was read from where the parameter `source` says.
+    pub(crate) fn of_source(self, source: &'static str) -> CryptoKeyError {
+        match self {
+            CryptoKeyError::Invalid { field: field @ ("key" | "key2"), reason } => {
+                CryptoKeyError::invalid(source, format!("{field}: {reason}"))
+            }
+            CryptoKeyError::Invalid { field: SECRET, reason } => CryptoKeyError::invalid(source, reason),
+            other => other,
+        }
+    }
 }
+
+/// What [`CryptoKey::from_secret`] calls its secret.
+const SECRET: &str = "secret";
 
 /// A key that can be used. Its schedule is wiped on drop; `Debug` shows the name alone.
 pub struct CryptoKey {
@@ -167,7 +184,7 @@ impl CryptoKey {
                 "it has {} digits; both keys together have 64 or 128 hexadecimal digits",
                 digits.len()
             );
-            return Err(CryptoKeyError::invalid("keyring_key", reason));
+            return Err(CryptoKeyError::invalid(SECRET, reason));
         }
         let (key, key2) = digits.split_at(digits.len() / 2);
         CryptoKey::from_hex(name, cipher, tweak_mode, key, Some(key2))

@@ -50,6 +50,13 @@ impl Closing {
         Closing(devices.into_iter().map(|device| ClosingDevice { device, open: None }).collect())
     }
 
+    /// The end of these and of others.
+    #[must_use]
+    pub fn and(mut self, others: impl IntoIterator<Item = Closing>) -> Closing {
+        self.0.extend(others.into_iter().flat_map(|other| other.0));
+        self
+    }
+
     /// Blocks until all are closed, for [`CLOSE_TIMEOUT`] at most. Must not be called on a reactor. I/O that
     /// has not completed after most of this time is aborted where the module can.
     ///

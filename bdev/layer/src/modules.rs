@@ -36,6 +36,22 @@ pub(crate) fn geometry(
     Ok(BdevGeometry { buffer_alignment: 1, metadata, ..BdevGeometry::new(whole, num_blocks) })
 }
 
+/// Sets the size of a physical block, unless it is 0.
+///
+/// # Errors
+/// [`BdevError::Invalid`]: it is no multiple of a block, with its metadata or without.
+pub(crate) fn set_physical_block_size(geometry: &mut BdevGeometry, bytes: u32) -> Result<(), BdevError> {
+    let (block, data) = (geometry.block_size, geometry.data_block_size());
+    if !bytes.is_multiple_of(block) && !bytes.is_multiple_of(data) {
+        let reason = format!("{bytes} is no multiple of blocks of {data} bytes");
+        return Err(BdevError::invalid("physical_block_size", reason));
+    }
+    if bytes != 0 {
+        geometry.physical_block_size = bytes;
+    }
+    Ok(())
+}
+
 /// Byte offset and length of a request; 0 and 0 for operations without a range, whose range fields are not
 /// validated.
 #[inline]

@@ -131,7 +131,8 @@ impl Registry {
         &self.0.tenants
     }
 
-    /// Registers a device. Fails if its name, an alias, its UUID or its backing file is in use.
+    /// Registers a device. Fails if its name, an alias, its UUID or its backing file is in use. The null UUID
+    /// stands for none, as in SPDK: the device gets a random one.
     pub fn register(
         &self,
         name: &str,
@@ -141,6 +142,7 @@ impl Registry {
     ) -> Result<Arc<BlockDevice>, BdevError> {
         check_name(name)?;
         check_geometry(&*bdev)?;
+        let uuid = uuid.filter(|uuid| !uuid.is_nil());
         let device = Arc::new(BlockDevice::new(name, uuid, aliases, bdev, &self.0.trace, &self.0.tenants));
         let mut table = self.lock();
         let uuid_text = device.uuid().to_string();
@@ -595,6 +597,20 @@ fn check_geometry(bdev: &dyn Bdev) -> Result<(), BdevError> {
 mod tests {
     use super::*;
     use crate::{null, passthru};
+
+    #[test]
+    fn the_null_uuid_is_none() {
+        let registry = Registry::new();
+        let of = |name: &str| {
+            let uuid = Some(Uuid::nil());
+            null::create(&registry, null::NullConfig { uuid, ..null::NullConfig::new(name, 8, 512) })
+                .unwrap()
+                .uuid()
+        };
+        let uuids = [of("A"), of("B")];
+        assert!(uuids.iter().all(|uuid| !uuid.is_nil()) && uuids[0] != uuids[1], "{uuids:?}");
+        assert!(registry.find(&Uuid::nil().to_string()).is_none());
+    }
 
     #[test]
     fn other_aliases_take_the_place_of_those_before_unless_another_device_has_one() {

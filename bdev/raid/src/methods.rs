@@ -22,7 +22,6 @@ const RECORD_TIMEOUT: Duration = Duration::from_secs(5);
 const CLEAN_TIMEOUT: Duration = Duration::from_secs(2);
 
 const MISSING: (i64, &str) = (RpcError::ENODEV, "there is no such array");
-const FOREIGN: (i64, &str) = (RpcError::EEXIST, "a member has the superblock of another array");
 const UNREAD: (i64, &str) = (RpcError::EIO, "a superblock cannot be read or written");
 
 pub(crate) fn methods() -> Vec<Method<RaidModule>> {
@@ -49,7 +48,7 @@ pub(crate) fn methods() -> Vec<Method<RaidModule>> {
             ]),
         Method::concluded_update("bdev_raid_delete", delete, conclude_delete)
             .text(
-                "Deletes an array. Its superblocks stay, so that it returns when its members are examined, unless `clear_sb` is set. I/O in flight completes first.",
+                "Deletes an array. Its superblocks stay, so that it returns when its members are examined, unless `clear_sb` is set. I/O in flight completes first; a copy ends.",
                 "true",
             )
             .errors(&[MISSING, STILL_OPEN, UNREAD]),
@@ -64,7 +63,7 @@ pub(crate) fn methods() -> Vec<Method<RaidModule>> {
             (EPERM, "the array copies to a member already"),
             (RpcError::EINVAL, "the array lacks none, or the bdev does not fit"),
             (RpcError::EBUSY, "the bdev is claimed"),
-            FOREIGN,
+            (RpcError::EEXIST, "the bdev is a member already, or has the superblock of another array"),
             UNREAD,
         ]),
         Method::concluded_update("bdev_raid_remove_base_bdev", remove, conclude_remove)
@@ -179,7 +178,7 @@ fn create(module: &RaidModule, prepared: PreparedCreate) -> Result<bool, RpcErro
         return Err(invalid("name", reason).into());
     }
     check_level(level, params.strip_size_kb, params.base_bdevs.len())?;
-    check_names(module, &params.base_bdevs)?;
+    check_names(module, &params.name, &params.base_bdevs)?;
     for (device, read) in &found {
         if let Ok(on_disk) = read {
             let RaidSuperblock { name, uuid, .. } = on_disk.superblock.clone();
@@ -217,14 +216,15 @@ fn create(module: &RaidModule, prepared: PreparedCreate) -> Result<bool, RpcErro
     Ok(true)
 }
 
-/// A member must not be named twice.
-fn check_names(module: &RaidModule, names: &[String]) -> Result<(), BdevError> {
+/// A member must not be named twice, nor be the array.
+fn check_names(module: &RaidModule, array: &str, names: &[String]) -> Result<(), BdevError> {
     let registry = &module.arrays.registry;
     let mut found = std::collections::BTreeSet::new();
     for name in names {
-        if name.is_empty() || !found.insert(registry.name_of(name)) {
+        if name.is_empty() || name == array || !found.insert(registry.name_of(name)) {
             let reason = match name.as_str() {
                 "" => "the name of a member is empty".to_string(),
+                name if name == array => format!("{name} cannot be a member of itself"),
                 name => format!("{name} is named twice"),
             };
             return Err(BdevError::Invalid { field: "base_bdevs", reason });
@@ -294,24 +294,21 @@ struct DeletedArray {
 fn delete(module: &RaidModule, params: RaidDelete) -> Result<DeletedArray, RpcError> {
     let not_found = || RaidError::NotFound { name: params.name.clone() };
     let array = module.arrays.find(&params.name).ok_or_else(not_found)?;
-    let (mirror, superblock, mut members) = {
+    let (superblock, mut members) = {
         let state = array.lock();
         let bases = state.slots.iter().filter_map(|slot| slot.base.as_ref());
         let members: Vec<Arc<BlockDevice>> = bases.map(|base| base.device().clone()).collect();
-        (state.mirror.clone(), state.superblock.clone(), members)
+        (state.superblock.clone(), members)
     };
-    let mut removed = Vec::new();
+    let mut closing = Closing::default();
     if array.phase() == ArrayPhase::Online {
-        if let Some(mirror) = &mirror
-            && !params.clear_sb
-        {
+        let mirror = array.lock().mirror.clone();
+        if let Some(mirror) = mirror.filter(|_| !params.clear_sb) {
             mirror.clean_now(CLEAN_TIMEOUT);
         }
-        let device = module.arrays.registry.find(&array.name);
-        if let Some(raid) = device.as_deref().and_then(crate::bdev_of_array::raid_of) {
-            members.extend(raid.bases().bases().iter().map(|base| base.device().clone()));
-        }
-        removed.push(module.arrays.registry.unregister(&array.name)?);
+        let bases = bases_of(module, &array);
+        members.extend(bases.iter().map(|base| base.device().clone()));
+        closing = unregister(module, &array, &bases)?;
     }
     module.arrays.remove(&array);
     module.recorder.remove(&array.name);
@@ -320,7 +317,21 @@ fn delete(module: &RaidModule, params: RaidDelete) -> Result<DeletedArray, RpcEr
     let wiped = superblock.map_or(Vec::new(), |superblock| {
         members.into_iter().map(|member| (member, superblock.clone())).collect()
     });
-    Ok(DeletedArray { closing: Closing::removed(removed), wiped })
+    Ok(DeletedArray { closing, wiped })
+}
+
+/// The members of an array that is online.
+fn bases_of(module: &RaidModule, array: &RaidArray) -> Vec<Arc<BaseBdev>> {
+    let device = module.arrays.registry.find(&array.name);
+    let raid = device.as_deref().and_then(crate::bdev_of_array::raid_of);
+    raid.map_or(Vec::new(), |raid| raid.bases().bases())
+}
+
+/// Ends an array that is online. Its members are closed after it: a copy has channels of its own.
+fn unregister(module: &RaidModule, array: &RaidArray, bases: &[Arc<BaseBdev>]) -> Result<Closing, BdevError> {
+    let of_members: Vec<Closing> = bases.iter().map(|base| base.closing()).collect();
+    let removed = module.arrays.registry.unregister(&array.name)?;
+    Ok(Closing::removed([removed]).and(of_members))
 }
 
 fn conclude_delete(module: &RaidModule, deleted: DeletedArray) -> Result<bool, RpcError> {
@@ -423,6 +434,10 @@ fn add(module: &RaidModule, prepared: PreparedAdd) -> Result<bool, RpcError> {
     let array = module.arrays.find(&params.raid_bdev).ok_or_else(not_found)?;
     let no_bdev = || BdevError::NotFound { name: params.base_bdev.clone() };
     let (device, on_disk) = found.ok_or_else(no_bdev)?;
+    if module.arrays.array_of(&device).is_some_and(|(of_device, _)| Arc::ptr_eq(&of_device, &array)) {
+        let (bdev, name) = (device.name().to_string(), array.name.clone());
+        return Err(RaidError::IsMember { bdev, name }.into());
+    }
     let mirror = array.lock().mirror.clone();
     if mirror.is_some_and(|mirror| mirror.is_copying()) {
         return Err(RaidError::Copying { name: array.name.clone() }.into());
@@ -496,8 +511,8 @@ fn remove(module: &RaidModule, params: RemoveMember) -> Result<RemovedMember, Rp
         }
     }
     array.lock().is_stopped = true;
-    let removed = module.arrays.registry.unregister(&array.name)?;
-    Ok(RemovedMember::Closing(Closing::removed([removed])))
+    let bases = bases_of(module, &array);
+    Ok(RemovedMember::Closing(unregister(module, &array, &bases)?))
 }
 
 fn conclude_remove(module: &RaidModule, removed: RemovedMember) -> Result<bool, RpcError> {

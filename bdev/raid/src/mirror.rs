@@ -207,11 +207,7 @@ impl Mirror {
         let pages: Vec<&IntentPage> = pages.iter().filter(is_of_regions).collect();
         let sequence = superblock.map_or(0, |superblock| superblock.sequence);
         let since = pages.iter().map(|page| page.complete_since).max().unwrap_or(sequence);
-        // A parity is made of all data, and is all that is left of a member that is missing.
-        let differ = match parity {
-            None => present.count_ones() > 1,
-            Some(layout) => present.count_ones() as usize == layout.members(),
-        };
+        let differ = can_differ(parity, present);
         if array.resyncs_all || (array.has_superblock && !is_new && pages.is_empty()) {
             regions.set_stale(&regions.all(), differ);
         } else {
@@ -350,6 +346,10 @@ impl Mirror {
                 return false;
             }
             self.in_sync.store(rest, Ordering::Release);
+            if !can_differ(self.parity, rest) {
+                // What the member lacks stays stale, and is copied to it when it returns.
+                self.regions.clear_differing();
+            }
         } else if meta.targets & bit == 0 {
             return true;
         }
@@ -517,6 +517,15 @@ impl Mirror {
                 ),
             ]),
         )]
+    }
+}
+
+/// Whether members with all data can have different versions of it.
+fn can_differ(parity: Option<ParityLayout>, in_sync: u64) -> bool {
+    match parity {
+        None => in_sync.count_ones() > 1,
+        // It is made of all data, and is all that is left of a member that is missing.
+        Some(layout) => in_sync.count_ones() as usize == layout.members(),
     }
 }
 

@@ -59,6 +59,8 @@ pub(crate) enum RaidError {
     ForeignSuperblock { bdev: String, name: String, uuid: Uuid },
     #[error("the superblock of {bdev} cannot be read: {error}")]
     Unread { bdev: String, error: NoSuperblock },
+    #[error("{bdev} is a member of the array {name} already")]
+    IsMember { bdev: String, name: String },
     #[error("the array {name} copies to a member already")]
     Copying { name: String },
     #[error("the array {name} has no free place for a member")]
@@ -92,7 +94,9 @@ impl From<RaidError> for RpcError {
         let code = match error {
             RaidError::Bdev(error) => return error.into(),
             RaidError::NotFound { .. } | RaidError::NoMember { .. } => RpcError::ENODEV,
-            RaidError::ForeignSuperblock { .. } | RaidError::OtherArray { .. } => RpcError::EEXIST,
+            RaidError::ForeignSuperblock { .. }
+            | RaidError::OtherArray { .. }
+            | RaidError::IsMember { .. } => RpcError::EEXIST,
             RaidError::Copying { .. } => EPERM,
             RaidError::NoFreeSlot { .. } | RaidError::NotListed { .. } | RaidError::Diverged { .. } => {
                 RpcError::EINVAL

@@ -211,6 +211,11 @@ fn what_is_no_array_is_rejected_by_name() {
     refused(json!({ "base_bdevs": [] }), invalid, "base_bdevs: raid0 has 1 to 64 members, not 0");
     refused(json!({ "base_bdevs": ["m0", "m0"] }), invalid, "base_bdevs: m0 is named twice");
     refused(
+        json!({ "name": "r", "base_bdevs": ["r", "m0"] }),
+        invalid,
+        "base_bdevs: r cannot be a member of itself",
+    );
+    refused(
         json!({ "base_bdevs": ["m0", uuid(0)] }),
         invalid,
         &format!("base_bdevs: {} is named twice", uuid(0)),

@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use bdev::BlockDevice;
+use bdev::{BdevGeometry, BlockDevice};
 use block_io::Op;
 use target_shell::{DeviceMap, TargetConfig};
 use tls::ServerCredentials;
 use wire_nbd::{ExportReply, Info, TransmissionFlags};
 
-use crate::limits::PAYLOAD_MAX;
+use crate::limits::{MINIMUM_BYTES_MAX, PAYLOAD_MAX, WRITE_PIECE_BYTES};
 
 /// A block device under a name, as clients of one listener see it.
 #[derive(Clone, Debug)]
@@ -24,6 +24,8 @@ pub(crate) struct Export {
     /// Only clients with TLS have it.
     pub(crate) requires_tls: bool,
     pub(crate) block_size: u32,
+    /// Writes are whole multiples of this many bytes, at multiples of them: more than a block for a raid5f array.
+    pub(crate) write_unit_bytes: u64,
     /// Multiple that is efficient, in bytes.
     pub(crate) preferred_bytes: u32,
     /// Size in bytes.
@@ -53,6 +55,10 @@ impl Export {
         let geometry = device.geometry();
         let supports = |op| device.bdev().supports(op);
         let ExportNames { name, description, read_only, requires_tls } = names;
+        let write_unit_bytes = write_unit_bytes(&geometry);
+        let efficient = u64::from(geometry.physical_block_size.max(4096).next_power_of_two());
+        // A power of two, by the protocol.
+        let preferred_bytes = efficient.max(power_of_two_in(write_unit_bytes));
         Export {
             id,
             key,
@@ -62,7 +68,8 @@ impl Export {
             read_only: read_only || device.bdev().read_only(),
             requires_tls,
             block_size: geometry.block_size,
-            preferred_bytes: geometry.physical_block_size.max(4096).next_power_of_two(),
+            write_unit_bytes,
+            preferred_bytes: u32::try_from(preferred_bytes).unwrap_or(1 << 31),
             size: geometry.bytes(),
             can_unmap: supports(Op::Unmap),
             can_write_zeroes: supports(Op::WriteZeroes),
@@ -71,6 +78,23 @@ impl Export {
             reads_undefined: device.bdev().reads_undefined(),
             writes_parts: bdev::supports_fused(),
         }
+    }
+
+    /// Whether single blocks cannot be written.
+    fn has_large_units(&self) -> bool {
+        self.write_unit_bytes > u64::from(self.block_size)
+    }
+
+    /// Whether a range can be written.
+    pub(crate) fn can_write(&self, offset: u64, length: u64) -> bool {
+        let is_whole =
+            offset.is_multiple_of(self.write_unit_bytes) && length.is_multiple_of(self.write_unit_bytes);
+        is_whole || (self.writes_parts && !self.has_large_units())
+    }
+
+    /// Most bytes of a piece of a write, which ends at a multiple of a unit.
+    pub(crate) fn write_piece_bytes(&self) -> u64 {
+        WRITE_PIECE_BYTES.max(self.write_unit_bytes)
     }
 
     /// What it offers; DF only with structured replies.
@@ -95,9 +119,28 @@ impl Export {
 
     /// Sizes of requests.
     pub(crate) fn block_sizes(&self) -> Info<'static> {
-        let minimum = if self.writes_parts || self.read_only { 1 } else { self.block_size };
+        let minimum = if self.read_only {
+            1
+        } else if self.has_large_units() {
+            // The most of a unit that can be said.
+            power_of_two_in(self.write_unit_bytes).min(MINIMUM_BYTES_MAX.into()) as u32
+        } else if self.writes_parts {
+            1
+        } else {
+            self.block_size
+        };
         Info::BlockSize { minimum, preferred: self.preferred_bytes, payload_max: PAYLOAD_MAX as u32 }
     }
+}
+
+/// The bytes of a device's unit of writes.
+pub(crate) fn write_unit_bytes(geometry: &BdevGeometry) -> u64 {
+    u64::from(geometry.write_unit_blocks.max(1)) * u64::from(geometry.block_size)
+}
+
+/// The largest power of two that divides a number of bytes, which is not 0.
+fn power_of_two_in(bytes: u64) -> u64 {
+    1 << bytes.trailing_zeros()
 }
 
 /// The configuration of the target, published to all cores.

@@ -20,6 +20,11 @@ pub(crate) const SKIPPED_PAYLOAD_MAX: u64 = 64 << 20;
 pub(crate) const READ_PIECE_BYTES: u64 = dma::BUFFER_BYTES_MAX as u64;
 /// Most data of a device's write, so that a peer that never sends its payload has no more than this.
 pub(crate) const WRITE_PIECE_BYTES: u64 = 256 << 10;
+/// Largest unit of writes of a device (`write_unit_size`) that clients can write: a piece is one buffer, and holds
+/// whole units.
+pub(crate) const WRITE_UNIT_BYTES_MAX: u64 = dma::BUFFER_BYTES_MAX as u64;
+/// Largest minimum block size that the protocol allows.
+pub(crate) const MINIMUM_BYTES_MAX: u32 = 64 << 10;
 /// Most blocks of a device's deallocation or write of zeroes.
 pub(crate) const ZERO_PIECE_BLOCKS: u64 = 1 << 22;
 /// Pieces of one command in flight.

@@ -394,15 +394,13 @@ impl Session {
             let beyond = matches!(command, NbdCommand::Write | NbdCommand::WriteZeroes);
             return Err(if beyond { NbdError::NoSpc } else { NbdError::Inval });
         }
-        let block_size = u64::from(export.block_size);
-        let is_aligned = offset % block_size == 0 && length % block_size == 0;
         let has_data = matches!(command, NbdCommand::Read | NbdCommand::Write);
         match command {
             NbdCommand::Read if length > PAYLOAD_MAX && header.flags.contains(CommandFlags::DF) => {
                 Err(NbdError::Overflow)
             }
             _ if has_data && length > PAYLOAD_MAX => Err(NbdError::Inval),
-            NbdCommand::Write | NbdCommand::WriteZeroes if !is_aligned && !export.writes_parts => {
+            NbdCommand::Write | NbdCommand::WriteZeroes if !export.can_write(offset, length) => {
                 Err(NbdError::Inval)
             }
             NbdCommand::Trim if !export.can_unmap => Err(NbdError::Inval),

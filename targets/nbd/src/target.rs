@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, MutexGuard};
 
-use bdev::{Access, Closing, Descriptor, DeviceEvent, Registry};
+use bdev::{Access, BlockDevice, Closing, Descriptor, DeviceEvent, Registry};
 use reactor::ReactorHandle;
 use sockets::StreamAddress;
 use target_shell::{
@@ -14,10 +14,11 @@ use target_shell::{
 use tls::ServerCredentials;
 
 use crate::connection::NbdCore;
-use crate::export::{Export, ExportNames, NbdConfig};
+use crate::export::{Export, ExportNames, NbdConfig, write_unit_bytes};
 use crate::failure::{NbdTargetError, TlsKeysError};
 use crate::limits::{
     CONNECTIONS_DEFAULT, CONNECTIONS_MAX, DESCRIPTION_BYTES_MAX, EXPORTS_MAX, NAME_BYTES_MAX,
+    WRITE_UNIT_BYTES_MAX,
 };
 use crate::tls_keys::TlsFiles;
 
@@ -139,6 +140,9 @@ impl NbdTarget {
         }
         let access = if config.read_only { Access::ReadOnly } else { Access::ReadWrite };
         let descriptor = self.0.registry().open(&config.bdev_name, access)?;
+        if !config.read_only {
+            check_write_unit(descriptor.device())?;
+        }
         let (portid, is_new) = self.port(&mut state, &config.address)?;
         let address = state.ports.iter().find(|port| port.portid == portid).map(|port| port.address.clone());
         let key = self.0.assign_key();
@@ -406,6 +410,17 @@ fn check_names(config: &ExportConfig) -> Result<(), NbdTargetError> {
         StreamAddress::Other(address) => invalid(format!("NBD has no transport {}", address.transport)),
         _ => Ok(()),
     }
+}
+
+/// Clients cannot write what a device takes only in larger pieces than this target has.
+fn check_write_unit(device: &BlockDevice) -> Result<(), NbdTargetError> {
+    let (name, unit_bytes) = (device.name(), write_unit_bytes(&device.geometry()));
+    if unit_bytes <= WRITE_UNIT_BYTES_MAX {
+        return Ok(());
+    }
+    Err(NbdTargetError::Invalid(format!(
+        "bdev_name: {name} is written in units of {unit_bytes} bytes, more than {WRITE_UNIT_BYTES_MAX}; export it with read_only"
+    )))
 }
 
 /// Everything but what a URI's path may have as it is.

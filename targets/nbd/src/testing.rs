@@ -5,6 +5,8 @@
 mod tests;
 #[cfg(test)]
 mod tls_tests;
+#[cfg(test)]
+mod write_units;
 
 use std::io::{IoSlice, IoSliceMut};
 use std::sync::Arc;
@@ -56,6 +58,16 @@ impl SimulatedTarget {
     }
 
     fn with_config(seed: u64, faults: NetworkFaults, config: &ReactorConfig) -> SimulatedTarget {
+        SimulatedTarget::with_disk(seed, faults, config, |_| "Malloc0")
+    }
+
+    /// With the disk whose name `disk` returns, which is on `Malloc0`.
+    fn with_disk(
+        seed: u64,
+        faults: NetworkFaults,
+        config: &ReactorConfig,
+        disk: impl FnOnce(&Registry) -> &'static str,
+    ) -> SimulatedTarget {
         let reactor = Reactor::new(config).expect("a reactor for a test");
         let core = reactor.core();
         let (clients, network) = SimulatedNetwork::pair(seed, faults);
@@ -66,7 +78,8 @@ impl SimulatedTarget {
         let blocks = (DISK_BYTES / BLOCK_BYTES) as u64;
         bdev::malloc::create(&registry, MallocConfig::new("Malloc0", blocks, BLOCK_BYTES as u32))
             .expect("a new name");
-        let descriptor = Arc::new(registry.open("Malloc0", Access::ReadWrite).expect("it was just made"));
+        let disk = disk(&registry);
+        let descriptor = Arc::new(registry.open(disk, Access::ReadWrite).expect("it was just made"));
         let export = |id, name: &str, read_only, requires_tls| {
             let names =
                 ExportNames { name: name.into(), description: "a disk".into(), read_only, requires_tls };

@@ -125,7 +125,11 @@ fn identification(nexus: &UnitNexus) -> Vec<u8> {
 fn limits(unit: &LogicalUnit) -> BlockLimits {
     let block_bytes = unit.block_bytes().max(1);
     let transfer_blocks = (TRANSFER_BYTES_MAX / block_bytes).max(1);
-    let granularity = unit.config().geometry.physical_block_size / block_bytes;
+    let geometry = unit.config().geometry;
+    let unit_blocks = geometry.write_unit_blocks.max(1);
+    let granularity = (geometry.physical_block_size / block_bytes).max(unit_blocks);
+    // Initiators divide what is longer, which is to be between units.
+    let optimal_blocks = (transfer_blocks / unit_blocks).max(1) * unit_blocks;
     let can_unmap = unit.config().can_unmap;
     BlockLimits {
         write_same_nonzero: true,
@@ -135,7 +139,7 @@ fn limits(unit: &LogicalUnit) -> BlockLimits {
         write_same_blocks: WRITE_SAME_BLOCKS_MAX.into(),
         optimal_granularity_blocks: granularity.clamp(1, u16::MAX.into()) as u16,
         transfer_blocks,
-        optimal_transfer_blocks: transfer_blocks,
+        optimal_transfer_blocks: optimal_blocks.min(transfer_blocks),
         atomic_blocks: atomic_blocks_max(unit),
         atomic_unit_blocks: atomic_unit_blocks(unit),
         unmap_granularity_blocks: 0,

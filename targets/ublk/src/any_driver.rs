@@ -64,6 +64,7 @@ impl AnyDriver {
             page_alignment: bit(7).then_some(512),
             physical_block_size: block_size,
             optimal_bytes: block_size,
+            write_unit_bytes: block_size.into(),
             bytes: 1 << 30,
         };
         let depth = 1 + u16::from(form >> 2) % DEPTH_MAX;

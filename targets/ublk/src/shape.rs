@@ -27,6 +27,8 @@ pub(crate) struct DiskShape {
     /// Bytes that need no read-modify-write, and of optimal I/O: powers of two.
     pub(crate) physical_block_size: u32,
     pub(crate) optimal_bytes: u32,
+    /// Writes are whole multiples of this many bytes.
+    pub(crate) write_unit_bytes: u64,
     pub(crate) bytes: u64,
 }
 
@@ -47,7 +49,11 @@ impl DiskShape {
         let read_only = device.bdev().read_only();
         let physical = geometry.physical_block_size.max(block_size);
         let physical_block_size = if physical.is_power_of_two() { physical } else { block_size };
-        let optimal = u64::from(geometry.optimal_io_boundary_blocks) * u64::from(block_size);
+        let write_unit_bytes = u64::from(geometry.write_unit_blocks.max(1)) * u64::from(block_size);
+        let optimal = match geometry.write_unit_blocks {
+            0 | 1 => u64::from(geometry.optimal_io_boundary_blocks) * u64::from(block_size),
+            _ => write_unit_bytes,
+        };
         let is_optimal = optimal.is_power_of_two() && optimal <= u64::from(IO_BYTES_MAX);
         Ok(DiskShape {
             block_size,
@@ -65,6 +71,7 @@ impl DiskShape {
                 .map(|alignment| alignment.clamp(4, block_size)),
             physical_block_size,
             optimal_bytes: if is_optimal { optimal as u32 } else { physical_block_size },
+            write_unit_bytes,
             bytes: geometry.bytes(),
         })
     }
@@ -84,6 +91,9 @@ impl DiskShape {
         let mut attributes = Attributes::empty();
         attributes.set(Attributes::READ_ONLY, self.read_only);
         attributes.set(Attributes::VOLATILE_CACHE | Attributes::FUA, self.write_cache);
+        // The kernel divides longer ones at multiples of it.
+        let units = u64::from(io_bytes_max) / self.write_unit_bytes;
+        let io_bytes_max = if units == 0 { io_bytes_max } else { (units * self.write_unit_bytes) as u32 };
         let basic = BasicParameters {
             attributes: attributes.bits(),
             logical_block_shift: self.block_size.ilog2() as u8,
@@ -139,6 +149,7 @@ impl DiskShape {
             page_alignment: None,
             physical_block_size: block_size,
             optimal_bytes: block_size,
+            write_unit_bytes: block_size.into(),
             bytes: 1 << 30,
         }
     }
@@ -174,6 +185,10 @@ mod tests {
         let discard = parameters.discard.unwrap();
         assert_eq!((discard.granularity_bytes, discard.discard_segments_max), (4096, 1));
         assert_eq!(parameters.alignment_mask, None, "memory takes no pages");
+        let units = DiskShape { write_unit_bytes: 192 << 10, ..shape };
+        assert_eq!(units.parameters(IO_BYTES_MAX).basic.sectors_max, 768, "two units");
+        let large = DiskShape { write_unit_bytes: 1 << 20, ..shape };
+        assert_eq!(large.parameters(IO_BYTES_MAX).basic.sectors_max, 1024);
         let aligned = DiskShape { page_alignment: Some(512), ..shape };
         assert_eq!(aligned.parameters(IO_BYTES_MAX).alignment_mask, Some(511));
         assert!(shape.suits(&parameters));

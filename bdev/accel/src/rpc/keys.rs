@@ -177,11 +177,14 @@ impl AccelModule {
         }
         match (source, key) {
             (Some(source), None) if key2.is_none() => {
-                let secret = match source {
-                    KeySource::Keyring(key) => self.keyring.get(key)?,
-                    KeySource::File(path) => self.keyring.read_stored(path)?,
+                let (field, secret) = match source {
+                    KeySource::Keyring(key) => ("keyring_key", self.keyring.get(key)?),
+                    KeySource::File(path) => {
+                        ("key_file", self.keyring.read_stored(path).map_err(CryptoKeyError::File)?)
+                    }
                 };
-                let key = CryptoKey::from_secret(name, cipher, tweak_mode, &secret)?;
+                let key = CryptoKey::from_secret(name, cipher, tweak_mode, &secret);
+                let key = key.map_err(|error| error.of_source(field))?;
                 Ok(PreparedKey { key, source: Some(source.clone()) })
             }
             (None, Some(value)) => {
@@ -315,6 +318,10 @@ impl From<CryptoKeyError> for RpcError {
             CryptoKeyError::InUse { .. } => RpcError::new(RpcError::EBUSY, error.to_string()),
             CryptoKeyError::TooMany(_) => RpcError::new(RpcError::ENOSPC, error.to_string()),
             CryptoKeyError::Keyring(error) => error.into(),
+            CryptoKeyError::File(error) => {
+                let RpcError { code, message, .. } = error.into();
+                RpcError::new(code, format!("key_file: {message}"))
+            }
             error => RpcError::invalid_params(error.to_string()),
         }
     }

@@ -201,6 +201,21 @@ fn a_key_of_the_keyring_is_saved_by_its_name() {
         assert!(code == -32602 && !message.contains("0405060708"), "{message}");
     }
 
+    // What is wrong with a secret is said of the parameter that names it.
+    let odd = program.secret_file("odd", &format!("{KEY}{KEY2}0"));
+    let equal = program.secret_file("equal", &format!("{KEY}{KEY}"));
+    program.call("keyring_file_add_key", json!({ "name": "odd", "path": odd }));
+    for (params, field) in [
+        (json!({ "name": "l", "cipher": "AES_XTS", "key_file": odd }), "key_file: it has 65 digits"),
+        (json!({ "name": "l", "cipher": "AES_XTS", "key_file": equal }), "key_file: key2: it is equal"),
+        (json!({ "name": "l", "cipher": "AES_XTS", "key_file": "relative" }), "key_file: relative: "),
+        (json!({ "name": "l", "cipher": "AES_XTS", "keyring_key": "odd" }), "keyring_key: it has 65 digits"),
+    ] {
+        let (_, message) = program.failure("accel_crypto_key_create", params);
+        assert!(message.contains(field), "{message}");
+    }
+    program.call("keyring_file_remove_key", json!({ "name": "odd" }));
+
     let config = program.plane.save();
     let second = Program::within(program.directory.join("second"));
     ConfigFile::parse("s", config.to_string().as_bytes(), second.plane.catalog())

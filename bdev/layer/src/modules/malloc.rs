@@ -80,9 +80,7 @@ struct MallocChannel {
 /// counts as used at once ([`Registry::limit_memory`]).
 pub fn create(registry: &Registry, config: MallocConfig) -> Result<Arc<BlockDevice>, BdevError> {
     let mut geometry = super::geometry(config.num_blocks, config.block_size, &config.metadata)?;
-    if config.physical_block_size != 0 {
-        geometry.physical_block_size = config.physical_block_size;
-    }
+    super::set_physical_block_size(&mut geometry, config.physical_block_size)?;
     geometry.optimal_io_boundary_blocks = config.optimal_io_boundary_blocks;
     let bytes = geometry.blocks * u64::from(protected::stored_bytes(&geometry));
     let region = registry.allocate_memory(&config.name, bytes)?;

@@ -58,9 +58,7 @@ struct NullChannel {
 /// Creates and registers a null device.
 pub fn create(registry: &Registry, config: NullConfig) -> Result<Arc<BlockDevice>, BdevError> {
     let mut geometry = super::geometry(config.num_blocks, config.block_size, &config.metadata)?;
-    if config.physical_block_size != 0 {
-        geometry.physical_block_size = config.physical_block_size;
-    }
+    super::set_physical_block_size(&mut geometry, config.physical_block_size)?;
     let blocks = AtomicU64::new(geometry.blocks);
     registry.register(
         &config.name,

@@ -31,7 +31,7 @@ pub(super) fn methods() -> Vec<Method<BdevModule>> {
             .errors(STACKING),
         delete("bdev_error_delete", "Error Injection Disk"),
         Method::update("bdev_error_inject_error", inject_error)
-            .text("Injects errors into an error bdev, or removes them.", "true")
+            .text("Injects errors into an error bdev, or removes them. `corrupt_data` changes what is read when the base has checked its protection information, so that only a user who checks it again detects that.", "true")
             .errors(&[MISSING, (RpcError::EINVAL, "corrupt_value is missing or 0")]),
         Method::update("bdev_error_resume_pending", |bdevs: &BdevModule, params: ByName| {
             error::resume_pending(&bdevs.registry, &params.name)?;

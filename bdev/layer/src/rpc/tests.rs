@@ -63,6 +63,24 @@ fn errors_have_spdks_codes() {
         ),
         ("bdev_aio_create", json!({ "name": "U", "filename": "/nonexistent", "nowait": true }), -2),
         ("bdev_crypto_create", json!({}), -32601),
+        (
+            "bdev_malloc_create",
+            json!({ "name": "U", "num_blocks": 8, "block_size": 4096, "physical_block_size": 512 }),
+            -22,
+        ),
+        (
+            "bdev_null_create",
+            json!({ "name": "U", "num_blocks": 8, "block_size": 512, "physical_block_size": 1000 }),
+            -22,
+        ),
+        // On itself.
+        ("bdev_passthru_create", json!({ "name": "U", "base_bdev_name": "U" }), -22),
+        (
+            "bdev_delay_create",
+            json!({ "name": "U", "base_bdev_name": "U", "avg_read_latency": 1, "p99_read_latency": 1,
+                "avg_write_latency": 1, "p99_write_latency": 1 }),
+            -22,
+        ),
         ("bdev_split_create", json!({ "base_bdev": "M", "split_count": 0 }), -22),
         ("bdev_split_create", json!({ "base_bdev": "M", "split_count": 65 }), -22),
         ("bdev_split_create", json!({ "base_bdev": "M", "split_count": 1, "split_size_mb": 1 }), -22),

@@ -65,7 +65,7 @@ impl BdevModule {
     /// appears by [`Bdev::on_base_returned`](crate::Bdev::on_base_returned).
     ///
     /// # Errors
-    /// Of `create`; `EEXIST` if the name is in use or pending, `ENOMEM` if too many are pending.
+    /// Of `create`; `EINVAL` if it is its own base; `EEXIST` if the name is in use or pending, `ENOMEM` if too many are pending.
     pub fn create_on_bases<P: Parameters + Send + 'static>(
         &self,
         bases: &[&str],
@@ -78,6 +78,10 @@ impl BdevModule {
         let mut virtual_bdevs = self.virtual_bdevs();
         if virtual_bdevs.contains(name) {
             return Err(BdevError::Exists { name: name.to_string() }.into());
+        }
+        if bases.contains(&name) {
+            let reason = format!("{name} cannot be its own base");
+            return Err(BdevError::Invalid { field: "name", reason }.into());
         }
         let full = virtual_bdevs.records.len() >= VIRTUAL_BDEVS_MAX;
         let given_uuid = params.to_object().remove("uuid");

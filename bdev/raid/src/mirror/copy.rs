@@ -30,6 +30,8 @@ pub(super) struct CopyProgress {
     /// The number of the last task: an older one that still runs does nothing more.
     round: u64,
     is_running: bool,
+    /// The array has gone: no copy starts.
+    is_closed: bool,
     total: u64,
     done: u64,
 }
@@ -73,7 +75,8 @@ impl Mirror {
         let round = {
             let mut meta = self.meta();
             meta.copies.round += 1;
-            meta.copies.is_running = meta.targets != 0 || self.regions.differing() > 0;
+            let has_work = meta.targets != 0 || self.regions.differing() > 0;
+            meta.copies.is_running = has_work && !meta.copies.is_closed;
             (meta.copies.done, meta.copies.total) = (0, 0);
             if !meta.copies.is_running {
                 return;
@@ -94,7 +97,7 @@ impl Mirror {
     pub(crate) fn end_copies(&self) {
         let mut meta = self.meta();
         meta.copies.round += 1;
-        meta.copies.is_running = false;
+        (meta.copies.is_running, meta.copies.is_closed) = (false, true);
     }
 
     fn runs(&self, round: u64) -> bool {

@@ -166,6 +166,15 @@ impl RegionMap {
         }
     }
 
+    /// The members with all data cannot differ any more.
+    pub(crate) fn clear_differing(&self) {
+        for word in &self.words {
+            if word.fetch_and(!COPY, Ordering::SeqCst) & COPY != 0 {
+                self.copies.fetch_sub(1, Ordering::AcqRel);
+            }
+        }
+    }
+
     /// Takes the regions that all members have, and that were not written since the last call with the same
     /// `seen`: the bitmap on the members may go without them. With `at_once`, those without writes in flight.
     pub(crate) fn take_idle(&self, seen: &mut Vec<u64>, at_once: bool) -> Vec<usize> {
@@ -252,6 +261,9 @@ mod tests {
         assert_eq!((map.to_copy(), map.differing()), (vec![0], 0));
         assert_eq!(map.take_idle(&mut seen, true), [129]);
         assert_eq!(map.blocks_of(129, 1039), 1032..1039);
+        map.set_stale(&[0b1, 0, 0b10], true);
+        map.clear_differing();
+        assert_eq!((map.to_copy(), map.differing()), (vec![0, 129], 0), "they stay stale");
         assert_eq!(map.of(u64::from(u32::MAX), 5).len(), 0, "beyond a device that was larger");
     }
 

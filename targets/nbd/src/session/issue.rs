@@ -10,7 +10,8 @@ use super::edge::Edge;
 use super::scan::Scan;
 use super::{Blocked, Role, Session, plain};
 use crate::connection::NbdCore;
-use crate::limits::{HOLE_BYTES_MIN, PIECES_MAX, READ_PIECE_BYTES, WRITE_PIECE_BYTES, ZERO_PIECE_BLOCKS};
+use crate::export::Export;
+use crate::limits::{HOLE_BYTES_MIN, PIECES_MAX, READ_PIECE_BYTES, ZERO_PIECE_BLOCKS};
 
 /// The newest command, from `position` on.
 pub(super) struct Issuing {
@@ -78,12 +79,15 @@ impl Issuing {
         }
     }
 
-    /// The next part of a range to write: whole blocks up to `bytes_max`, or a part of a block.
-    fn next_target(&self, block_size: u64, bytes_max: u64) -> PieceTarget {
+    /// The next part of a range to write: whole blocks up to `bytes_max`, of which all but the last part end at a
+    /// multiple of the device's unit, or a part of a block.
+    fn next_target(&self, export: &Export, bytes_max: u64) -> PieceTarget {
+        let (block_size, unit) = (u64::from(export.block_size), export.write_unit_bytes);
         let (lba, within, left) =
             (self.position / block_size, self.position % block_size, self.end - self.position);
         if within == 0 && left >= block_size {
-            return PieceTarget::Blocks { lba, bytes: left.min(bytes_max) / block_size * block_size };
+            let most = (self.position + bytes_max) / unit * unit - self.position;
+            return PieceTarget::Blocks { lba, bytes: left.min(most) / block_size * block_size };
         }
         // Only the first and the last block can be partial; the first is at the beginning.
         let (index, count) = (usize::from(within == 0), left.min(block_size - within) as usize);
@@ -156,16 +160,16 @@ impl Session {
         self.take(bytes, context).map_err(|reason| self.pause(bytes, reason))
     }
 
-    /// Takes a buffer of `bytes`, or of fewer blocks if there is none as large.
+    /// Takes a buffer of `bytes`, a multiple of `unit`, or of fewer units if there is none as large.
     fn take_piece(
         &mut self,
         slot: Slot,
-        bytes: u64,
+        (bytes, unit): (u64, u64),
         context: &IoContext<'_, NbdCore>,
     ) -> Result<Buffer, Pause> {
         self.admit(slot)?;
-        let (bytes, block) = (bytes as usize, self.export.block_size as usize);
-        self.memory.take_buffer(bytes, block, context.pool).map_err(|reason| self.pause(bytes, reason))
+        let (bytes, unit) = (bytes as usize, unit as usize);
+        self.memory.take_buffer(bytes, unit, context.pool).map_err(|reason| self.pause(bytes, reason))
     }
 
     /// There is no memory for a piece.
@@ -226,13 +230,12 @@ impl Session {
         out: &mut SendQueue,
         context: &mut IoContext<'_, NbdCore>,
     ) -> Result<(), Pause> {
-        let block_size = u64::from(self.export.block_size);
         loop {
             if issuing.piece.is_none() {
                 if issuing.position == issuing.end {
                     return Ok(());
                 }
-                let target = issuing.next_target(block_size, WRITE_PIECE_BYTES.max(block_size));
+                let target = issuing.next_target(&self.export, self.export.write_piece_bytes());
                 let (buffer, target) = self.take_target(issuing.slot, target, context)?;
                 let from = match target {
                     PieceTarget::Blocks { .. } => 0,
@@ -257,7 +260,7 @@ impl Session {
         }
     }
 
-    /// Takes the buffer of a part of a range. If there is none for all of its blocks, it has fewer.
+    /// Takes the buffer of a part of a range. If there is none for all of its units, it has fewer.
     fn take_target(
         &mut self,
         slot: Slot,
@@ -266,12 +269,13 @@ impl Session {
     ) -> Result<(Buffer, PieceTarget), Pause> {
         match target {
             PieceTarget::Blocks { lba, bytes } => {
-                let buffer = self.take_piece(slot, bytes, context)?;
+                let buffer = self.take_piece(slot, (bytes, self.export.write_unit_bytes), context)?;
                 let bytes = buffer.len() as u64;
                 Ok((buffer, PieceTarget::Blocks { lba, bytes }))
             }
             PieceTarget::Edge { .. } => {
-                Ok((self.take_piece(slot, self.export.block_size.into(), context)?, target))
+                let block_size = u64::from(self.export.block_size);
+                Ok((self.take_piece(slot, (block_size, block_size), context)?, target))
             }
         }
     }
@@ -309,10 +313,9 @@ impl Session {
         let slot = issuing.slot;
         let block_size = u64::from(self.export.block_size);
         let native = self.export.can_write_zeroes;
-        let bytes_max =
-            if native { ZERO_PIECE_BLOCKS * block_size } else { WRITE_PIECE_BYTES.max(block_size) };
+        let bytes_max = if native { ZERO_PIECE_BLOCKS * block_size } else { self.export.write_piece_bytes() };
         while issuing.position < issuing.end {
-            let target = issuing.next_target(block_size, bytes_max);
+            let target = issuing.next_target(&self.export, bytes_max);
             match target {
                 PieceTarget::Blocks { lba, bytes } if native => {
                     self.admit(slot)?;

@@ -6,13 +6,13 @@ use wire_nbd::*;
 use super::*;
 
 /// A client that knows only bytes.
-struct Client {
+pub(super) struct Client {
     id: ConnectionId,
     received: Vec<u8>,
 }
 
 impl Client {
-    fn begin(target: &mut SimulatedTarget) -> Client {
+    pub(super) fn begin(target: &mut SimulatedTarget) -> Client {
         Client::begin_with(target, &[])
     }
 
@@ -52,7 +52,7 @@ impl Client {
         panic!("{} bytes cannot be sent", bytes.len());
     }
 
-    fn read(&mut self, target: &mut SimulatedTarget, count: usize) -> Vec<u8> {
+    pub(super) fn read(&mut self, target: &mut SimulatedTarget, count: usize) -> Vec<u8> {
         for _ in 0..1_000_000 {
             if self.received.len() >= count {
                 return self.received.drain(..count).collect();
@@ -63,7 +63,7 @@ impl Client {
         panic!("{} of {count} bytes arrived", self.received.len());
     }
 
-    fn request(
+    pub(super) fn request(
         &mut self,
         target: &mut SimulatedTarget,
         command: NbdCommand,
@@ -79,7 +79,7 @@ impl Client {
         self.send(target, &bytes);
     }
 
-    fn reply(&mut self, target: &mut SimulatedTarget) -> SimpleReply {
+    pub(super) fn reply(&mut self, target: &mut SimulatedTarget) -> SimpleReply {
         SimpleReply::decode(self.read(target, 16).first_chunk().unwrap()).unwrap()
     }
 

@@ -4,7 +4,7 @@ use block_io::{Op, Payload, RequestFlags, Tag};
 use dma::Data;
 
 use super::{Answer, Operation, OperationContext, OperationEvent, Progress, bytes_of, result_of};
-use crate::limits::REPEAT_BYTES_MAX;
+use crate::limits::repeat_blocks_max;
 
 /// What each piece does, and with which data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,6 +25,8 @@ pub(crate) struct Repeat {
     lba: u64,
     blocks: u64,
     block_bytes: u32,
+    /// Pieces are a multiple of this many blocks.
+    unit_blocks: u32,
     pattern: Pattern,
     /// The block of data-out.
     block: Vec<u8>,
@@ -40,7 +42,12 @@ impl Repeat {
         pattern: Pattern,
     ) -> Repeat {
         let (lba, blocks) = range;
-        Repeat { op, flags, lba, blocks, block_bytes, pattern, block: Vec::new() }
+        Repeat { op, flags, lba, blocks, block_bytes, unit_blocks: 1, pattern, block: Vec::new() }
+    }
+
+    /// In pieces of whole units of the device's writes.
+    pub(crate) fn in_units(self, unit_blocks: u32) -> Repeat {
+        Repeat { unit_blocks, ..self }
     }
 
     /// With the block that is repeated.
@@ -50,7 +57,7 @@ impl Repeat {
 
     /// Blocks of the next piece.
     fn piece(&self) -> u32 {
-        self.blocks.min((REPEAT_BYTES_MAX / self.block_bytes).max(1).into()) as u32
+        self.blocks.min(repeat_blocks_max(self.block_bytes, self.unit_blocks).into()) as u32
     }
 
     fn submit(&mut self, mut data: Data, context: &mut OperationContext<'_>) -> Progress {

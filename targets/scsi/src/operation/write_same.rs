@@ -47,7 +47,8 @@ impl WriteSame {
         }
         let block_bytes = config.geometry.block_size;
         let pattern = if is_zero { Pattern::Zeroes } else { Pattern::DataOut };
-        let mut repeat = Repeat::new(Op::Write, self.flags, range, block_bytes, pattern).with_block(block);
+        let repeat = Repeat::new(Op::Write, self.flags, range, block_bytes, pattern).with_block(block);
+        let mut repeat = repeat.in_units(config.geometry.write_unit_blocks);
         let progress = repeat.resume(OperationEvent::Start, context);
         self.state = WriteSameState::Repeating(repeat);
         progress

@@ -8,7 +8,7 @@ use reservations::ChangeWaker;
 use wire_scsi::blocks::OverwriteParameters;
 
 use super::RunningSanitize;
-use crate::limits::{RANGE_BLOCKS_MAX, REPEAT_BYTES_MAX};
+use crate::limits::{RANGE_BLOCKS_MAX, repeat_blocks_max};
 use crate::operation::result_of;
 use crate::response::Failure;
 use crate::unit::LogicalUnit;
@@ -60,6 +60,8 @@ pub struct SanitizeJob {
     running: Option<RunningSanitize>,
     work: SanitizeWork,
     block_bytes: u32,
+    /// Writes are a multiple of this many blocks.
+    unit_blocks: u32,
     can_flush: bool,
     outcome: Option<Result<(), Failure>>,
     result: Arc<JobResult>,
@@ -77,6 +79,7 @@ impl SanitizeJob {
             running: Some(running),
             work,
             block_bytes: unit.block_bytes(),
+            unit_blocks: unit.config().geometry.write_unit_blocks,
             can_flush: unit.config().can_flush,
             outcome: None,
             result,
@@ -86,7 +89,7 @@ impl SanitizeJob {
     /// Bytes of memory that [`SanitizeRun::new`] needs; 0 for none.
     pub fn memory_bytes(&self) -> u32 {
         match self.work.pattern {
-            Some(_) => (REPEAT_BYTES_MAX / self.block_bytes).max(1) * self.block_bytes,
+            Some(_) => repeat_blocks_max(self.block_bytes, self.unit_blocks) * self.block_bytes,
             None => 0,
         }
     }
