@@ -346,8 +346,9 @@ impl Mirror {
                 return false;
             }
             self.in_sync.store(rest, Ordering::Release);
-            if !can_differ(self.parity, rest) {
-                // What the member lacks stays stale, and is copied to it when it returns.
+            if self.parity.is_none() && !can_differ(None, rest) {
+                // What the member lacks stays stale, and is copied to it when it returns. A parity that is not
+                // made yet says nothing of a member that is missing, and stays marked.
                 self.regions.clear_differing();
             }
         } else if meta.targets & bit == 0 {

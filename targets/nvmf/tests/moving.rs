@@ -22,7 +22,7 @@ use nvmf::TcpTransportConfig;
 use peer::{RawTcpHost, ReceivedPdu, on_host, pattern, read, write, write_in_capsule};
 use random::WyRand;
 use reactor::Core;
-use test_target::{NQN, TcpTestTarget, TestTargetConfig, wait_until};
+use test_target::{NQN, TcpTestTarget, wait_until};
 use wire_nvme::Sqe;
 use wire_nvme::fabrics::PropertySet;
 use wire_nvme::registers::offset;
@@ -203,7 +203,13 @@ fn a_verified_load_does_not_notice_that_its_queue_moves() {
         let Some(rig) = rig(transport.clone()) else { return };
         let uri: nvme::Uri = format!("{}{options}", rig.uri_text()).parse().unwrap();
         let shuffler = Shuffler::start(&rig, seed);
-        on_host(move |core| async move { verified_load(&core, &uri, 150, WyRand::new(seed)).await });
+        for round in 0..200 {
+            let (uri, seed) = (uri.clone(), seed.wrapping_add(round));
+            on_host(move |core| async move { verified_load(&core, &uri, 150, WyRand::new(seed)).await });
+            if moved(&rig) >= 20 {
+                break;
+            }
+        }
         drop(shuffler);
         let moved = moved(&rig);
         println!("{moved} moves with {transport:?} {options}");

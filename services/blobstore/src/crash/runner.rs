@@ -427,7 +427,8 @@ impl Run {
                 Ok(())
             }
             Err(ChangeError::NoBlob(blob)) => Err(format!("{change:?}: there is no blob {blob}")),
-            Err(ChangeError::NoClusters { .. } | ChangeError::Cancelled)
+            // `Invalid`: the blob or its parent was changed at the same time.
+            Err(ChangeError::NoClusters { .. } | ChangeError::Cancelled | ChangeError::Invalid(_))
                 if matches!(change, Change::Inflate { .. } | Change::Decouple { .. }) =>
             {
                 self.copied(&change);

@@ -75,6 +75,7 @@ impl RawTcpHost {
     }
 
     /// The same with a keep alive timer.
+    #[allow(dead_code, reason = "of the tests of moves")]
     pub(crate) fn admin_with_keep_alive(rig: &TcpTestTarget, kato_ms: u32) -> RawTcpHost {
         let (sqe, data) = connect(0, 32, 0xffff);
         // Dword 12 (Fabrics 1.1, section 3.3).
