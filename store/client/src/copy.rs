@@ -307,7 +307,7 @@ mod tests {
         let blocks = |first: usize, end: usize| first * BLOCK_BYTES..end * BLOCK_BYTES;
         let last = 5 * BLOCK_BYTES..5 * BLOCK_BYTES + 512;
         assert_eq!(nonzero_runs(&bytes), [blocks(0, 2), blocks(3, 4), last]);
-        assert_eq!(nonzero_runs(&vec![7; PART_BYTES]), [0..PART_BYTES]);
+        assert_eq!(nonzero_runs(&vec![7; PART_BYTES]), *std::slice::from_ref(&(0..PART_BYTES)));
     }
 
     #[test]

@@ -109,9 +109,8 @@ impl CopyPacer {
     /// Counts a part that is sent to a learner: with a rate, what comes later waits for as long as its bytes
     /// take.
     pub fn sent(&self, bytes: u64, now_ns: u64) {
-        let rate = self.rate.load(Relaxed);
-        if rate > 0 {
-            let takes_ns = bytes.saturating_mul(1_000_000_000) / rate;
+        // Without a rate it is 0.
+        if let Some(takes_ns) = bytes.saturating_mul(1_000_000_000).checked_div(self.rate.load(Relaxed)) {
             let next_ns = |below_ns: u64| Some(below_ns.max(now_ns).saturating_add(takes_ns));
             // Copies of several groups add to it.
             let _ = self.below_rate_ns.fetch_update(Relaxed, Relaxed, next_ns);

@@ -64,12 +64,14 @@ impl Counters {
     }
 }
 
+/// The counters of requests by group and volume; those of several volumes of a group have none.
+type CountersByVolume = BTreeMap<(u32, Option<u64>), Arc<Counters>>;
+
 /// The counters of a node, which its replicas share. No core waits for another one: a replica writes its own,
 /// and takes the lock only for the first request of a volume.
 #[derive(Debug, Default)]
 pub struct VolumeTotals {
-    /// By group and volume; those of several volumes of a group have none.
-    counters: Mutex<BTreeMap<(u32, Option<u64>), Arc<Counters>>>,
+    counters: Mutex<CountersByVolume>,
 }
 
 impl VolumeTotals {

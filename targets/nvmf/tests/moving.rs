@@ -172,7 +172,7 @@ async fn verified_load(core: &Core, uri: &nvme::Uri, rounds: usize, mut random: 
                 batch.push(Request::read(tag, lba, blocks, data));
             }
         }
-        let mut seen = vec![false; REGIONS];
+        let mut seen = [false; REGIONS];
         for done in run(core, &mut namespace, batch).await {
             let region = done.tag().0 as usize;
             assert!(!std::mem::replace(&mut seen[region], true), "region {region} completes twice");
@@ -316,7 +316,7 @@ fn commands_that_arrive_in_one_burst_move_with_their_queue() {
             burst.extend(peer::capsule(&queue.framing, write, &pattern(4096, cid as u8 ^ round)));
         }
         queue.send(&burst);
-        let mut answered = vec![false; 100];
+        let mut answered = [false; 100];
         for _ in 0..100 {
             let answer = queue.expect_response();
             assert_eq!(answer.status, Status::SUCCESS);
