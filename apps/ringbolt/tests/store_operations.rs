@@ -273,7 +273,7 @@ fn a_pool_gets_another_number_of_replicas_and_another_name_while_it_is_used() {
     cluster.wait_for("three replicas", |status| have(status, 3));
     let pool = || json(&cluster.ok(&["store", "pool", "list", "--json"]))[0].clone();
     // What clients do to it is counted meanwhile, whichever nodes serve it.
-    let stats = json(&cluster.ok(&["image", "stats", "vol", "--interval=500ms", "--json"]))[0].clone();
+    let stats = json(&cluster.ok(&["image", "stats", "vol", "--interval=3s", "--json"]))[0].clone();
     assert_eq!(stats["image"], "pool/vol");
     for field in ["reads", "read_bytes", "read_mean_ns", "writes", "written_bytes", "write_mean_ns"] {
         assert!(stats[field].as_u64().is_some_and(|count| count > 0), "{field}: {stats:#}");
