@@ -1,11 +1,12 @@
 //! Whole systems in virtual time: nodes with several cores, links that delay and lose, disks that lose power.
 //!
-//! The code that runs is the product's: reactors, the NVMe/TCP driver with multipath, the NVMe-oF target, the block
-//! layer. What they get from their cores is replaced: a virtual clock, seeded random numbers, and links instead of
-//! sockets. A [`World`] runs all nodes on one thread in an order that the seed decides, and an [`Oracle`] knows which
-//! contents each block may have. Replicas of the store have no reactor yet: their scenario has nodes, links and disks of
-//! its own, and checks that what clients saw is linearizable. [`scenario`] names the scenarios and their faults; `ringbolt-sim` runs them by
-//! the thousand, and prints the seed of each failure.
+//! The code that runs is the product's: reactors, the NVMe/TCP driver with multipath, the NVMe-oF target, the
+//! block layer. What they get from their cores is replaced: a virtual clock, seeded random numbers, and links
+//! instead of sockets. A [`World`] runs all nodes on one thread in an order that the seed decides, and an
+//! [`Oracle`] knows which contents each block may have. Replicas of the store have no reactor yet: their
+//! scenario has nodes, links and disks of its own, and checks that what clients saw is linearizable.
+//! [`scenario`] names the scenarios and their faults; `ringbolt-sim` runs them by the thousand, and prints
+//! the seed of each failure.
 //!
 //! ```
 //! use sim::{FabricOptions, World};

@@ -1,5 +1,6 @@
-//! Replicas of a logical group, while nodes crash, pause and lose their disks, links are cut, lose, delay, repeat and
-//! reorder messages, clocks have different rates, the map is out of reach, and placement prefers one primary or another.
+//! Replicas of a logical group, while nodes crash, pause and lose their disks, links are cut, lose, delay,
+//! repeat and reorder messages, clocks have different rates, the map is out of reach, and placement prefers
+//! one primary or another.
 
 mod clients;
 mod cluster;
@@ -19,7 +20,8 @@ use disk::Blocks;
 
 const US: u64 = 1_000;
 const MS: u64 = 1_000_000;
-/// After the last fault, everything works again within this time: takeovers, copies and retries, each some seconds.
+/// After the last fault, everything works again within this time: takeovers, copies and retries, each some
+/// seconds.
 const RECOVERY_NS_MAX: u64 = 30_000 * MS;
 
 /// Happenings of a run, some times more than the busiest run has: more are a loop of messages.
@@ -35,8 +37,9 @@ struct Run {
     damaged_node: usize,
 }
 
-/// The lease and grace of a run. Odd seeds have the default, and even ones any that a cluster may have; half of these have the
-/// shortest grace that its lease permits. They are drawn apart, so that seeds which failed before settings varied repeat.
+/// The lease and grace of a run. Odd seeds have the default, and even ones any that a cluster may have; half
+/// of these have the shortest grace that its lease permits. They are drawn apart, so that seeds which failed
+/// before settings varied repeat.
 fn lease_and_grace(seed: u64) -> ReplicaSettings {
     let mut random = WyRand::new(!seed);
     let mut settings = ClusterSettings::default();

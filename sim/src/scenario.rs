@@ -6,7 +6,8 @@ use std::fmt;
 
 pub use replica::PlantedReplicaFault;
 
-/// Errors that a scenario plants on purpose, to show that its checks find them. They exist in this crate only.
+/// Errors that a scenario plants on purpose, to show that its checks find them. They exist in this crate
+/// only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PlantedFault {
     /// A target's disk acknowledges writes before it has them.
@@ -75,8 +76,8 @@ impl fmt::Display for RunFailure {
     }
 }
 
-/// One or two hosts whose namespace has a path to each of two targets, on one disk, while targets crash, lose power, pause and
-/// come back, and links are cut in one or both directions.
+/// One or two hosts whose namespace has a path to each of two targets, on one disk, while targets crash, lose
+/// power, pause and come back, and links are cut in one or both directions.
 ///
 /// # Errors
 /// A block had contents that it cannot have, or requests did not complete although everything works again.
@@ -84,12 +85,13 @@ pub fn run_multipath(seed: u64, fault: Option<PlantedFault>) -> Result<SeedRepor
     multipath::run(seed, fault)
 }
 
-/// Replicas of a logical group with clients, while nodes crash, pause and lose their disks, links are cut, lose, delay,
-/// repeat and reorder messages, clocks differ in rate, the map is out of reach, and placement prefers one primary or another.
+/// Replicas of a logical group with clients, while nodes crash, pause and lose their disks, links are cut,
+/// lose, delay, repeat and reorder messages, clocks differ in rate, the map is out of reach, and placement
+/// prefers one primary or another.
 ///
 /// # Errors
-/// What the clients saw of a block is not linearizable, replicas differ at rest, or requests did not complete although
-/// everything works again.
+/// What the clients saw of a block is not linearizable, replicas differ at rest, or requests did not complete
+/// although everything works again.
 pub fn run_replicas(seed: u64, fault: Option<PlantedReplicaFault>) -> Result<SeedReport, RunFailure> {
     crate::replicas::run(seed, fault)
 }

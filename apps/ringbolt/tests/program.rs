@@ -224,8 +224,8 @@ fn scsi_controllers_are_described_and_saved_as_by_spdk() {
     std::fs::remove_dir_all(&directory).unwrap();
 }
 
-/// The file has the calls and parameters that `save_config` of SPDK 26.09 writes for malloc, null, error, delay and
-/// uring bdevs and two subsystems over TCP and vfio-user, with an overlay before its base.
+/// The file has the calls and parameters that `save_config` of SPDK 26.09 writes for malloc, null, error,
+/// delay and uring bdevs and two subsystems over TCP and vfio-user, with an overlay before its base.
 #[test]
 fn a_configuration_saved_by_spdk_starts_the_server() {
     let directory = scratch("spdk-config");
@@ -251,7 +251,8 @@ fn a_configuration_saved_by_spdk_starts_the_server() {
     std::fs::remove_dir_all(&directory).unwrap();
 }
 
-/// Also what `save_config` of SPDK writes: every kind of bdev and target that is here, and a CHAP group after its user.
+/// Also what `save_config` of SPDK writes: every kind of bdev and target that is here, and a CHAP group after
+/// its user.
 #[test]
 fn all_targets_and_devices_saved_by_spdk_start_the_server() {
     let directory = scratch("spdk-all");

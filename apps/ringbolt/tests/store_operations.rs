@@ -367,7 +367,7 @@ fn requests_of_an_image_are_counted_once(cluster: &Cluster) {
     assert!(refused.contains("there is no image pool/none"), "{refused}");
 }
 
-/// Waits until nobody has an image: a process that ended has it for some seconds, if it was killed.
+/// Waits until no client has an image: a process that ended has it for some seconds, if it was killed.
 fn wait_until_detached(cluster: &Cluster, image: &str) {
     let started = Instant::now();
     let has_users = || {

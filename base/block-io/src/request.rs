@@ -8,8 +8,8 @@ pub struct Tag(pub u64);
 
 /// The operation that a request asks for.
 ///
-/// `lba` and `blocks` of the request are its range where [`has_range`](Self::has_range) says so. What an operation
-/// needs besides is in the request's [`Payload`].
+/// `lba` and `blocks` of the request are its range where [`has_range`](Self::has_range) says so. What an
+/// operation needs besides is in the request's [`Payload`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Op {
@@ -31,9 +31,9 @@ pub enum Op {
     Compare,
     /// Copies to the range from [`Payload::CopySource`] of the same device, which it may overlap.
     Copy,
-    /// Asks that the request with the tag in [`Payload::Abort`] complete soon, with Command Abort Requested if it had
-    /// not been executed. It is sent on the channel and by the flow of that request, and completes with success
-    /// whether or not that was in flight. The range is unused.
+    /// Asks that the request with the tag in [`Payload::Abort`] complete soon, with Command Abort Requested
+    /// if it had not been executed. It is sent on the channel and by the flow of that request, and completes
+    /// with success whether or not that was in flight. The range is unused.
     Abort,
     /// Finds the first allocated block from `lba` on, within `blocks`; see [`Payload::Found`].
     SeekData,
@@ -105,17 +105,18 @@ bitflags::bitflags! {
         const FUA = 1 << 0;
         /// Write Zeroes may deallocate the range.
         const DEALLOCATE = 1 << 1;
-        /// A fused compare: the next request of the batch is a write of the same range, which is executed only if the
-        /// compare succeeds. No other write of the range comes between the two.
+        /// A fused compare: the next request of the batch is a write of the same range, which is executed
+        /// only if the compare succeeds. No other write of the range comes between the two.
         const FUSED = 1 << 2;
-        /// A request that the block layer itself issues on behalf of a caller's request; it takes the flag off what
-        /// callers submit.
+        /// A request that the block layer itself issues on behalf of a caller's request; it takes the flag
+        /// off what callers submit.
         const INTERNAL = 1 << 3;
-        /// A write that the block layer does not divide, of which a failure leaves all or nothing, as far as the device
-        /// promises it. Callers keep to the limits of its geometry; what is beyond a single request fails.
+        /// A write that the block layer does not divide, of which a failure leaves all or nothing, as far as
+        /// the device promises it. Callers keep to the limits of its geometry; what is beyond a single
+        /// request fails.
         const ATOMIC = 1 << 4;
-        /// The range of a Write Zeroes has space of its own afterwards, as far as the device is thin and supports it. Not
-        /// with [`DEALLOCATE`](Self::DEALLOCATE).
+        /// The range of a Write Zeroes has space of its own afterwards, as far as the device is thin and
+        /// supports it. Not with [`DEALLOCATE`](Self::DEALLOCATE).
         const ALLOCATE = 1 << 5;
     }
 }
@@ -127,8 +128,8 @@ impl RequestFlags {
 
 /// What an operation carries besides its range.
 ///
-/// A variant belongs to the operations that it names; the block layer rejects a request with another. It is as large
-/// as the data alone.
+/// A variant belongs to the operations that it names; the block layer rejects a request with another. It is
+/// as large as the data alone.
 #[derive(Debug, Default)]
 pub enum Payload<D> {
     /// Nothing.
@@ -136,25 +137,26 @@ pub enum Payload<D> {
     None,
     /// The data, exactly `blocks` blocks, of operations with [`Op::has_data`].
     Data(D),
-    /// Of [`Op::Read`] and [`Op::Write`]: data of a device with metadata, and what it does with protection information.
-    /// [`Data`](Self::Data) has whole blocks of such a device, interleaved metadata included, which are not checked.
+    /// Of [`Op::Read`] and [`Op::Write`]: data of a device with metadata, and what it does with protection
+    /// information. [`Data`](Self::Data) has whole blocks of such a device, interleaved metadata included,
+    /// which are not checked.
     Protected(Box<ProtectedData<D>>),
-    /// Of [`Op::Read`] and [`Op::Write`]: pages of another request of the kernel, exactly `blocks` blocks. Only a device
-    /// that takes them gets such a request.
+    /// Of [`Op::Read`] and [`Op::Write`]: pages of another request of the kernel, exactly `blocks` blocks.
+    /// Only a device that takes them gets such a request.
     Registered(RegisteredPages),
     /// Of [`Op::Copy`]: the first block to copy from.
     CopySource(u64),
     /// Of [`Op::Abort`]: the tag of the request to abort.
     Abort(Tag),
-    /// The result of [`Op::SeekData`] and [`Op::SeekHole`]: the block that was found; `None` if there is none in the
-    /// range.
+    /// The result of [`Op::SeekData`] and [`Op::SeekHole`]: the block that was found; `None` if there is none
+    /// in the range.
     Found(Option<u64>),
     /// The data of an [`Op::Compare`] that has failed with Compare Failure, and where it differs.
     Mismatch(Box<Mismatch<D>>),
 }
 
-/// Pages of the kernel that the core's io_uring has as a registered buffer: [`Payload::Registered`]. They have no address
-/// in this process; only operations of that ring read and write them.
+/// Pages of the kernel that the core's io_uring has as a registered buffer: [`Payload::Registered`]. They
+/// have no address in this process; only operations of that ring read and write them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RegisteredPages {
     /// Index of the registered buffer.
@@ -214,7 +216,8 @@ impl<D> Request<D> {
         Request::with_payload(tag, op, lba, blocks, Payload::None)
     }
 
-    /// A request with a payload and without flags. Unlike setting the payload of another request, it drops none.
+    /// A request with a payload and without flags. Unlike setting the payload of another request, it drops
+    /// none.
     #[inline]
     pub const fn with_payload(tag: Tag, op: Op, lba: u64, blocks: u32, payload: Payload<D>) -> Self {
         Request { tag, lba, issued_ticks: 0, blocks, flow: 0, op, flags: RequestFlags::NONE, payload }

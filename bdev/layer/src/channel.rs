@@ -50,13 +50,15 @@ const fn bits_of(ops: &[Op]) -> u16 {
 /// batch and polls for completions. An invalid request completes with an error and never reaches the module;
 /// compare its status with [`Status::same_code`], as Do Not Retry is set.
 ///
-/// A valid request goes to the module at once while fewer than [`Bdev::depth`](crate::Bdev::depth) are in flight.
-/// Beyond that it is queued by the channel's [`Scheduler`]: by default in a bounded FIFO of its flow. The
-/// [tenants](crate::Tenants) take turns by deficit round robin, and the flows of a tenant within its turns.
-/// Requests of a flow whose FIFO is full stay in the caller's batch, in order; other flows are not affected.
+/// A valid request goes to the module at once while fewer than [`Bdev::depth`](crate::Bdev::depth) are in
+/// flight. Beyond that it is queued by the channel's [`Scheduler`]: by default in a bounded FIFO of its flow.
+/// The [tenants](crate::Tenants) take turns by deficit round robin, and the flows of a tenant within its
+/// turns. Requests of a flow whose FIFO is full stay in the caller's batch, in order; other flows are not
+/// affected.
 ///
-/// A request that the module cannot take as it is ([`Bdev::io_limits`](crate::Bdev::io_limits)) is divided here, with
-/// its parts in flight together, and so is a copy; an abort removes what has not reached the module.
+/// A request that the module cannot take as it is ([`Bdev::io_limits`](crate::Bdev::io_limits)) is divided
+/// here, with its parts in flight together, and so is a copy; an abort removes what has not reached the
+/// module.
 ///
 /// The fast path is a batch of valid requests that fits the queue depth while nothing is queued: it costs a
 /// validation of each request, one clock read a batch, and a store, a load and a branch for writes. A write
@@ -67,8 +69,8 @@ pub struct BdevChannel {
     open: Arc<OpenHandle>,
     counters: Arc<ChannelCounters>,
     trace: Arc<TraceRing>,
-    /// Bit [`Op::index`] is set where the module supports the operation and the descriptor allows it; never for
-    /// operations that the layer executes.
+    /// Bit [`Op::index`] is set where the module supports the operation and the descriptor allows it; never
+    /// for operations that the layer executes.
     allowed_ops: u16,
     /// Bits of the device's state with which not all of these are allowed now.
     restricted: u8,
@@ -102,7 +104,8 @@ pub struct BdevChannel {
     resets_outstanding: usize,
     /// Completions that the layer made itself and that are not polled yet.
     finished: Vec<Completion>,
-    /// Nothing is queued and no completion is kept: the state of the fast path, which tests this instead of each queue.
+    /// Nothing is queued and no completion is kept: the state of the fast path, which tests this instead of
+    /// each queue.
     is_idle: bool,
     /// Empty between calls; requests that go back into the caller's batch.
     returned: Vec<Request>,
@@ -236,8 +239,8 @@ impl BdevChannel {
             && self.parts.is_empty()
     }
 
-    /// Publishes to other cores that writes are about to be submitted. `false` if a range is locked: then they must
-    /// not be submitted yet.
+    /// Publishes to other cores that writes are about to be submitted. `false` if a range is locked: then
+    /// they must not be submitted yet.
     #[inline]
     fn publish_writes(&mut self, writes: u32) -> bool {
         self.writes_in_flight += writes;
@@ -255,8 +258,8 @@ impl BdevChannel {
         self.inflight_writes.publish(self.writes_in_flight);
     }
 
-    /// Before a batch is submitted to a device with a rate limit, a sampled queue depth or a trace. Returns whether the batch may
-    /// take the fast path.
+    /// Before a batch is submitted to a device with a rate limit, a sampled queue depth or a trace. Returns
+    /// whether the batch may take the fast path.
     #[inline(never)]
     fn watch(&mut self, batch: &[Request], same_shape: bool, fast_path: bool) -> bool {
         let device = &self.open.device;
@@ -350,7 +353,8 @@ impl block_io::Channel for BdevChannel {
             return;
         }
         let name = self.open.device.name();
-        // A static probe point: one NOP until a tracer attaches. Requests, and the device's name and its length.
+        // A static probe point: one NOP until a tracer attaches. Requests, and the device's name and its
+        // length.
         probe::probe!(ringbolt, bdev_submit, batch.len(), name.as_ptr(), name.len());
         let limits = self.limits();
         let free = self.depth.saturating_sub(self.in_flight) as usize;

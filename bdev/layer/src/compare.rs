@@ -1,8 +1,9 @@
 //! Compare, and fused compare-and-write, which the layer implements for every module: read, compare, write.
 //!
-//! The data is read into the request's own memory, whose expected content is saved first and restored afterwards:
-//! a compare needs no second buffer, so that it never waits for one. Memory that others can read or write, external or
-//! shared, must never hold what was read: such a compare reads into buffers of the core's pool.
+//! The data is read into the request's own memory, whose expected content is saved first and restored
+//! afterwards: a compare needs no second buffer, so that it never waits for one. Memory that others can read
+//! or write, external or shared, must never hold what was read: such a compare reads into buffers of the
+//! core's pool.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -22,10 +23,10 @@ const ACTIVE_MAX: u32 = 16;
 
 /// The compares of one channel, queued and in progress.
 ///
-/// [`push`](Self::push) queues one; [`advance`](Self::advance) starts queued ones and puts their internal reads into
-/// `internal`, which the channel submits; [`complete_internal`](Self::complete_internal) compares what was read and
-/// then completes the request, or queues the internal write. A fused pair locks its range from before the read
-/// until after the write.
+/// [`push`](Self::push) queues one; [`advance`](Self::advance) starts queued ones and puts their internal
+/// reads into `internal`, which the channel submits; [`complete_internal`](Self::complete_internal) compares
+/// what was read and then completes the request, or queues the internal write. A fused pair locks its range
+/// from before the read until after the write.
 pub(crate) struct CompareQueue {
     tags: InternalTags,
     pool: Pool,
@@ -282,7 +283,8 @@ fn first_difference(data: &Data, expected: &[u8]) -> Option<usize> {
     None
 }
 
-/// As [`first_difference`], of blocks without the protection information in their metadata (NVM 1.0, section 3.2.1).
+/// As [`first_difference`], of blocks without the protection information in their metadata (NVM 1.0, section
+/// 3.2.1).
 fn first_difference_but(
     data: &Data,
     expected: &[u8],

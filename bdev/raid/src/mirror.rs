@@ -47,8 +47,8 @@ const REPAIRS_MAX: u64 = 16;
 ///
 /// Regions, copies and offsets of members are counted in *rows*, blocks of a member's data. Those of raid1
 /// are the blocks of the array; in raid5f a row of all members is a block of each strip of a stripe, and any
-/// of them is the exclusive or of the others. So a member is copied to from all others, and what may differ after
-/// a crash is the parity.
+/// of them is the exclusive or of the others. So a member is copied to from all others, and what may differ
+/// after a crash is the parity.
 pub struct Mirror {
     array: Arc<RaidArray>,
     /// `None` of raid1.
@@ -347,8 +347,8 @@ impl Mirror {
             }
             self.in_sync.store(rest, Ordering::Release);
             if self.parity.is_none() && !can_differ(None, rest) {
-                // What the member lacks stays stale, and is copied to it when it returns. A parity that is not
-                // made yet says nothing of a member that is missing, and stays marked.
+                // What the member lacks stays stale, and is copied to it when it returns. A parity that is
+                // not made yet says nothing of a member that is missing, and stays marked.
                 self.regions.clear_differing();
             }
         } else if meta.targets & bit == 0 {

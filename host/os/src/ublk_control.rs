@@ -17,9 +17,10 @@ const LEAKED_MAX: u32 = RING_ENTRIES - 1;
 
 /// The control device of ublk (`/dev/ublk-control`), with an io_uring of its own.
 ///
-/// A command blocks the calling thread until the driver has executed it, which may need the reactors: a device starts
-/// only when its queues are served, and stops when its requests have completed. So it is not to be used on a reactor.
-/// A command that takes longer than its time limit fails with `TimedOut`; the driver may execute it later.
+/// A command blocks the calling thread until the driver has executed it, which may need the reactors: a
+/// device starts only when its queues are served, and stops when its requests have completed. So it is not to
+/// be used on a reactor. A command that takes longer than its time limit fails with `TimedOut`; the driver
+/// may execute it later.
 pub struct UblkControl {
     file: File,
     ring: IoUring<squeue::Entry128, cqueue::Entry>,
@@ -32,8 +33,8 @@ pub struct UblkControl {
 pub struct UblkDevice {
     /// The number N of `/dev/ublkcN`.
     pub number: u32,
-    /// It was added with [`UNPRIVILEGED_DEVICE`](Features::UNPRIVILEGED_DEVICE): its commands carry the path of the
-    /// character device, which the driver checks the caller's permission for.
+    /// It was added with [`UNPRIVILEGED_DEVICE`](Features::UNPRIVILEGED_DEVICE): its commands carry the path
+    /// of the character device, which the driver checks the caller's permission for.
     pub unprivileged: bool,
 }
 
@@ -125,8 +126,8 @@ impl UblkControl {
         UblkParameters::decode(&bytes).map_err(|error| io::Error::new(ErrorKind::InvalidData, error))
     }
 
-    /// Makes the block device appear. Waits until all requests of all queues were fetched, and for the kernel's search
-    /// for partitions.
+    /// Makes the block device appear. Waits until all requests of all queues were fetched, and for the
+    /// kernel's search for partitions.
     pub fn start_device(&mut self, device: UblkDevice, timeout: Duration) -> io::Result<()> {
         let value = std::process::id().into();
         self.run(ControlRequest::StartDevice, device, Arguments::value(value, timeout))
@@ -142,7 +143,8 @@ impl UblkControl {
         self.run(ControlRequest::DeleteDevice, device, Arguments::value(0, timeout))
     }
 
-    /// Prepares a device whose server is gone for this process. `EBUSY` while the kernel still ends the server.
+    /// Prepares a device whose server is gone for this process. `EBUSY` while the kernel still ends the
+    /// server.
     pub fn start_recovery(&mut self, device: UblkDevice, timeout: Duration) -> io::Result<()> {
         self.run(ControlRequest::StartUserRecovery, device, Arguments::value(0, timeout))
     }
@@ -196,8 +198,8 @@ impl UblkControl {
         self.sequence += 1;
         let entry = opcode::UringCmd80::new(Fd(self.file.as_raw_fd()), request.number()).cmd(bytes);
         let entry = entry.build().user_data(self.sequence);
-        // SAFETY: the entry points to `memory` alone, which is dropped only after the command has completed and is
-        // leaked otherwise; the file is open as long as the ring.
+        // SAFETY: the entry points to `memory` alone, which is dropped only after the command has completed
+        // and is leaked otherwise; the file is open as long as the ring.
         let pushed = unsafe { self.ring.submission().push(&entry) };
         assert!(pushed.is_ok(), "fewer commands than entries are in flight");
         match self.wait(Instant::now() + timeout) {

@@ -56,8 +56,9 @@ const POST_TRIES_MAX: u32 = 1000;
 impl Reactors {
     /// Starts one reactor on each core of `config.cpus` and returns once all of them run.
     ///
-    /// Without `event_loop.backend` all of them use io_uring, or all epoll if one cannot have a ring: a limit of locked
-    /// memory or of descriptors may be enough for some, and a device on a file has to work on each core.
+    /// Without `event_loop.backend` all of them use io_uring, or all epoll if one cannot have a ring: a limit
+    /// of locked memory or of descriptors may be enough for some, and a device on a file has to work on each
+    /// core.
     pub fn start(config: &ReactorConfig) -> Result<Reactors, StartError> {
         if config.event_loop.backend.is_some() {
             return Reactors::start_all(config);
@@ -133,13 +134,14 @@ impl Drop for Reactors {
 }
 
 impl ReactorHandle {
-    /// Queues `work` to run on the core. Messages of one thread run in order. Waits up to a second if the mailbox
-    /// is full.
+    /// Queues `work` to run on the core. Messages of one thread run in order. Waits up to a second if the
+    /// mailbox is full.
     pub fn post(&self, work: impl FnOnce(&Core) + Send + 'static) -> Result<(), ReactorUnavailable> {
         self.send(ReactorMessage::Run(Box::new(work)))
     }
 
-    /// Runs `work` on the core and waits for its result. Must not be called on a reactor, which it would block.
+    /// Runs `work` on the core and waits for its result. Must not be called on a reactor, which it would
+    /// block.
     pub fn call<R: Send + 'static>(
         &self,
         work: impl FnOnce(&Core) -> R + Send + 'static,
@@ -234,8 +236,8 @@ impl HandleInner {
         }
     }
 
-    /// Has the reactor collect memory that another core returned. If the mailbox is full, it does so when it has
-    /// processed some of it.
+    /// Has the reactor collect memory that another core returned. If the mailbox is full, it does so when it
+    /// has processed some of it.
     pub(crate) fn collect_memory(&self) {
         let _ = self.sender.send(ReactorMessage::CollectMemory);
     }

@@ -186,8 +186,8 @@ impl SimulatedNetwork {
 }
 
 impl Pipe {
-    /// The descriptors of the next `count` bytes, and the number of bytes that are read with them: as in the kernel,
-    /// a read ends before the next byte with descriptors.
+    /// The descriptors of the next `count` bytes, and the number of bytes that are read with them: as in the
+    /// kernel, a read ends before the next byte with descriptors.
     fn take_descriptors(&mut self, count: usize) -> (usize, Vec<OwnedFd>) {
         let end = self.position + count as u64;
         let is_before = |attached: &(u64, Vec<OwnedFd>)| attached.0 < end;

@@ -20,21 +20,21 @@ use crate::{
 mod listeners;
 mod owned;
 
-/// Maximum number of connections on one core: each has a watch, and the rest of the operations of its event loop
-/// ([`os::EventLoopConfig`]) is for everything else.
+/// Maximum number of connections on one core: each has a watch, and the rest of the operations of its event
+/// loop ([`os::EventLoopConfig`]) is for everything else.
 pub const CONNECTIONS_MAX: u32 = 6144;
-/// If a core has at most this many connections, those that receive data continuously are busy-polled: they are
-/// read on every turn and have no watch, which saves two system calls per round trip.
+/// If a core has at most this many connections, those that receive data continuously are busy-polled: they
+/// are read on every turn and have no watch, which saves two system calls per round trip.
 const BUSY_POLLED_MAX: usize = 4;
 /// How long after its last data a connection is busy-polled: five round trips over loopback.
 const BUSY_POLL_NS: u64 = 50_000;
-/// Polls between two looks at the clock while a busy-polled connection has no data: an idle turn takes 0.5 µs, and a
-/// twentieth of it is reading the clock.
+/// Polls between two looks at the clock while a busy-polled connection has no data: an idle turn takes 0.5
+/// µs, and a twentieth of it is reading the clock.
 const POLLS_PER_CLOCK: u32 = 8;
 
-/// Parts of so few bytes together, of one or two PDUs of 4 KiB, are copied together and sent as one: the kernel takes 0.3 µs
-/// longer to send a header and 4 KiB as two parts, and the copy a third of that. Sixteen such PDUs are sent faster as
-/// they are.
+/// Parts of so few bytes together, of one or two PDUs of 4 KiB, are copied together and sent as one: the
+/// kernel takes 0.3 µs longer to send a header and 4 KiB as two parts, and the copy a third of that. Sixteen
+/// such PDUs are sent faster as they are.
 const JOINED_BYTES_MAX: usize = 9 << 10;
 
 /// The `poll(2)` events that mean that the peer closed the stream: POLLRDHUP, POLLHUP and POLLERR.
@@ -75,12 +75,13 @@ struct SocketConnection {
     busy_polled: bool,
     /// Already among the events of the current poll.
     reported: bool,
-    /// When data arrived last; while it is busy-polled, when it was first found to have none, a few polls later.
+    /// When data arrived last; while it is busy-polled, when it was first found to have none, a few polls
+    /// later.
     last_data_ns: u64,
     /// Polls since the last data while the connection is busy-polled.
     empty_polls: u32,
-    /// The peer closed its end. The kernel reports this once, and a short read does not see it, so each read is
-    /// followed by another event.
+    /// The peer closed its end. The kernel reports this once, and a short read does not see it, so each read
+    /// is followed by another event.
     peer_closed: bool,
     is_unix: bool,
     /// A listener of this process accepted it.
@@ -138,8 +139,8 @@ impl Sockets {
         }
     }
 
-    /// Enables busy polling, for a core that polls continuously while there is work: a few busy connections are
-    /// then read on every turn without readiness events.
+    /// Enables busy polling, for a core that polls continuously while there is work: a few busy connections
+    /// are then read on every turn without readiness events.
     #[must_use]
     pub fn with_busy_poll(self, spins: bool) -> Sockets {
         Sockets { busy_poll_allowed: spins, ..self }
@@ -403,7 +404,8 @@ impl Network for Sockets {
         if let Some(connection) = self.connections.remove(id.0) {
             self.busy_polled_count -= usize::from(connection.busy_polled);
             if connection.owned.as_ref().is_some_and(|owned| owned.has_kernel_sends()) {
-                // A peer that does not read would otherwise keep the memory of these sends for as long as it likes.
+                // A peer that does not read would otherwise keep the memory of these sends for as long as it
+                // likes.
                 let _ = rustix::net::connect_unspec(&*connection.socket);
             }
             // Closes the stream for the peer even while the kernel still references the file for the watch.
@@ -436,7 +438,8 @@ impl Network for Sockets {
         true
     }
 
-    /// All zero without [`with_owned_transfers`](Sockets::with_owned_transfers) or [`with_zero_copy`](Sockets::with_zero_copy).
+    /// All zero without [`with_owned_transfers`](Sockets::with_owned_transfers) or
+    /// [`with_zero_copy`](Sockets::with_zero_copy).
     fn send_stats(&self) -> SendStats {
         self.transfers.as_ref().map(|transfers| transfers.stats).unwrap_or_default()
     }

@@ -56,7 +56,8 @@ pub enum EngineKind {
     Uring,
     /// `io_uring_cmd`: NVMe commands to `/dev/ngXnY`.
     Passthrough,
-    /// `falloc`: fallocate, which extends the file for writes, keeps its size for reads, and punches holes for trims.
+    /// `falloc`: fallocate, which extends the file for writes, keeps its size for reads, and punches holes
+    /// for trims.
     Allocate,
     /// `ftruncate`: a write sets the file's size to its offset.
     Truncate,
@@ -135,7 +136,8 @@ pub struct EngineConfig {
     pub reap_max: u32,
     /// I/O priorities of single requests, for `libaio` and `io_uring`; `None` for that of the thread.
     pub priorities: Option<RequestPriorities>,
-    /// The expected order of I/O through mappings (`mmap`), by which the kernel reads ahead; `None` for its default.
+    /// The expected order of I/O through mappings (`mmap`), by which the kernel reads ahead; `None` for its
+    /// default.
     pub access_order: Option<AccessOrder>,
 }
 

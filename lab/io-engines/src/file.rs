@@ -281,8 +281,8 @@ impl EngineFile {
         }
     }
 
-    /// Creates a regular file if it does not exist, and returns the size that it can grow to: its own, and what is free in its
-    /// file system.
+    /// Creates a regular file if it does not exist, and returns the size that it can grow to: its own, and
+    /// what is free in its file system.
     pub fn room(path: &str) -> Result<u64, EngineFileError> {
         let failed = |what| move |error| EngineFileError { path: path.to_string(), what, error };
         let (file, length) = open_or_create(path).map_err(failed("create"))?;
@@ -290,7 +290,8 @@ impl EngineFile {
         Ok(length.saturating_add(system.f_bavail.saturating_mul(system.f_frsize)))
     }
 
-    /// The page cache of a regular file or block device; `None` of others. It stays usable when an engine has the file.
+    /// The page cache of a regular file or block device; `None` of others. It stays usable when an engine has
+    /// the file.
     pub fn page_cache(&self) -> io::Result<Option<PageCache>> {
         match self.kind {
             FileKind::Regular | FileKind::Block => Ok(Some(PageCache(self.fd.try_clone()?))),

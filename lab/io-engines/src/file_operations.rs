@@ -1,4 +1,5 @@
-//! `filecreate`, `filestat`, `filedelete`, `dircreate`, `dirstat` and `dirdelete`: one operation on a name per I/O.
+//! `filecreate`, `filestat`, `filedelete`, `dircreate`, `dirstat` and `dirdelete`: one operation on a name
+//! per I/O.
 
 use std::io;
 
@@ -57,8 +58,8 @@ impl MetadataOperation {
     }
 }
 
-/// Performs one operation at a time on the path that the request's `flow` indexes. Range and data of a request have no
-/// meaning; a flush is rejected.
+/// Performs one operation at a time on the path that the request's `flow` indexes. Range and data of a
+/// request have no meaning; a flush is rejected.
 pub struct MetadataOperationEngine {
     operation: MetadataOperation,
     paths: Vec<String>,

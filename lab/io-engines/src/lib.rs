@@ -1,12 +1,14 @@
 //! I/O engines: the Linux kernel's I/O interfaces behind one trait, for the lab to compare.
 //!
 //! An [`IoEngine`] is a [`block_io::Channel`] that can also wait, like an ioengine of fio. [`open`] opens an
-//! [`EngineKind`] over [`EngineFile`]s: `psync`, `pvsync2`, `mmap`, `libaio` (the system calls, not the library),
-//! `posixaio` (threads, without the C library's), `io_uring` in its modes, NVMe passthrough with `io_uring_cmd`,
-//! and `null`, which performs no I/O and so measures the cost of the caller; [`MetadataOperation`]s create, query and
-//! delete files. An engine belongs to one thread and needs no reactor.
+//! [`EngineKind`] over [`EngineFile`]s: `psync`, `pvsync2`, `mmap`, `libaio` (the system calls, not the
+//! library), `posixaio` (threads, without the C library's), `io_uring` in its modes, NVMe passthrough with
+//! `io_uring_cmd`, and `null`, which performs no I/O and so measures the cost of the caller;
+//! [`MetadataOperation`]s create, query and delete files. An engine belongs to one thread and needs no
+//! reactor.
 //!
-//! [`os::AioQueue`], [`os::ThreadQueue`] and [`os::UringQueue`] own the buffers of requests in flight until they are complete.
+//! [`os::AioQueue`], [`os::ThreadQueue`] and [`os::UringQueue`] own the buffers of requests in flight until
+//! they are complete.
 //!
 //! ```
 //! use io_engines::{EngineConfig, EngineKind, IoEngine};

@@ -1,10 +1,10 @@
 //! Compares two sides, each one run or several, cell by cell: faster, slower, the same, or too noisy to tell.
 //!
-//! Two cells match if experiment and parameters are equal. Each metric is compared by the ratio of the geometric means,
-//! with an interval that covers the variation between runs ([`compare_replicates`]). Whether a change is real is decided
-//! for all rows together, by the method of Benjamini and Hochberg, since a hundred comparisons at 95 % would find five
-//! changes where there is none. A cell that was measured once in either run has a ratio but no interval, and is never
-//! reported as faster or slower.
+//! Two cells match if experiment and parameters are equal. Each metric is compared by the ratio of the
+//! geometric means, with an interval that covers the variation between runs ([`compare_replicates`]). Whether
+//! a change is real is decided for all rows together, by the method of Benjamini and Hochberg, since a
+//! hundred comparisons at 95 % would find five changes where there is none. A cell that was measured once in
+//! either run has a ratio but no interval, and is never reported as faster or slower.
 
 mod many;
 mod render;
@@ -43,7 +43,8 @@ pub struct CompareOptions {
     /// Differences below this percentage count as noise (clock resolution, position on the medium).
     /// 1 by default.
     pub noise_percent: f64,
-    /// The smallest difference that matters, in percent: what cannot be told from it is too noisy. 5 by default.
+    /// The smallest difference that matters, in percent: what cannot be told from it is too noisy. 5 by
+    /// default.
     pub difference_percent: f64,
 }
 
@@ -161,7 +162,8 @@ pub enum RegressionVerdict<'a> {
     None,
     /// These rows are worse: by more than the limit, and significantly.
     Worse(Vec<&'a ComparisonRow>),
-    /// No row is proved worse, but these may be worse by more than the limit: they are too noisy, or measured once.
+    /// No row is proved worse, but these may be worse by more than the limit: they are too noisy, or measured
+    /// once.
     Undecided(Vec<&'a ComparisonRow>),
 }
 
@@ -210,9 +212,9 @@ impl Comparison {
     }
 }
 
-/// Compares side `b` with the baseline `a`. Each side has at least one run. If a side has several, the runs are the
-/// replicates, and the variation between runs is measured; otherwise the blocks of repetitions are, and it is
-/// extrapolated from how the blocks differ.
+/// Compares side `b` with the baseline `a`. Each side has at least one run. If a side has several, the runs
+/// are the replicates, and the variation between runs is measured; otherwise the blocks of repetitions are,
+/// and it is extrapolated from how the blocks differ.
 pub fn compare(a: &[RunDirectory], b: &[RunDirectory], rules: CompareOptions) -> Comparison {
     let mut comparison = undecided(a, b, rules);
     decide(comparison.rows.iter_mut(), rules);

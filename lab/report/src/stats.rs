@@ -2,8 +2,8 @@
 //!
 //! Storage measurements have few repetitions and long tails. The location estimate is therefore the median,
 //! with a bootstrap confidence interval (fixed seed, so the same data always gives the same digits). Two runs
-//! are compared by the ratio of their geometric means, with an interval that covers the variation between runs. Slopes use the Theil-Sen
-//! estimator.
+//! are compared by the ratio of their geometric means, with an interval that covers the variation between
+//! runs. Slopes use the Theil-Sen estimator.
 //!
 //! All functions ignore values that are not finite: a failed cell has no number.
 

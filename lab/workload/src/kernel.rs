@@ -70,8 +70,8 @@ fn requested_bytes(job: &PerfJob) -> Option<u64> {
         .map(|size| (size / files).saturating_add(spec.offset_bytes).saturating_add(increment_bytes))
 }
 
-/// Creates and lays out the files of all copies of a job, before any of them starts. Returns the locks of those, and of
-/// block devices, that they write, for as long as they run.
+/// Creates and lays out the files of all copies of a job, before any of them starts. Returns the locks of
+/// those, and of block devices, that they write, for as long as they run.
 pub(crate) fn prepare_files(job: &PerfJob) -> Result<Vec<WriteLock>, RunError> {
     let Some(EngineName::Kernel(kind)) = job.engine else { return Ok(Vec::new()) };
     match kind {
@@ -148,8 +148,8 @@ pub(crate) struct JobCopyContext {
     pub(crate) zoned: Option<Arc<ZonedDevices>>,
 }
 
-/// Sets up one copy of a job on the calling thread, calls `ready`, waits at the gate, and runs the job until it
-/// finishes.
+/// Sets up one copy of a job on the calling thread, calls `ready`, waits at the gate, and runs the job until
+/// it finishes.
 pub(crate) fn run(
     job: &PerfJob,
     context: &JobCopyContext,

@@ -1,4 +1,5 @@
-//! The load generator: runs fio-style jobs, closed or open loop, over any block I/O channel and measures them.
+//! The load generator: runs fio-style jobs, closed or open loop, over any block I/O channel and measures
+//! them.
 //!
 //! A [`JobSpec`] describes a job in fio's terms. A [`Generator`] runs one job over one channel on one core
 //! and records latencies in a [`Histogram`] of its own. [`run`] places jobs on reactors, waits for them and

@@ -67,7 +67,8 @@ pub struct DirectionResult {
     pub bytes: u64,
     /// Total latencies (`lat`), from the scheduled start to completion, in ticks of [`os::clock`].
     pub latency_ticks: Histogram,
-    /// Completion latencies (`clat`), from submission to completion; from the start if submission is not measured.
+    /// Completion latencies (`clat`), from submission to completion; from the start if submission is not
+    /// measured.
     pub completion_ticks: Histogram,
     /// Submission latencies (`slat`), from the start to the channel's acceptance; empty if not measured.
     pub submission_ticks: Histogram,
@@ -81,8 +82,8 @@ pub struct DirectionResult {
     pub iops_samples: Samples,
     /// Samples of KiB a second.
     pub bandwidth_samples: Samples,
-    /// Latencies by I/O priority, where I/Os have different ones: total ones with `lat_percentiles`, otherwise those of
-    /// completion.
+    /// Latencies by I/O priority, where I/Os have different ones: total ones with `lat_percentiles`,
+    /// otherwise those of completion.
     pub priorities: Vec<(u16, Histogram)>,
 }
 
@@ -126,8 +127,8 @@ impl Samples {
         }
     }
 
-    /// Merges the samples of jobs that ran at the same time, as if they had been sampled as one: rates add up,
-    /// and so do variances.
+    /// Merges the samples of jobs that ran at the same time, as if they had been sampled as one: rates add
+    /// up, and so do variances.
     fn merge_concurrent(&self, other: &Samples) -> Samples {
         if self.count == 0 || other.count == 0 {
             return if self.count == 0 { *other } else { *self };

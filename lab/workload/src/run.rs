@@ -174,7 +174,8 @@ pub fn run(
 }
 
 impl RunningJob {
-    /// Waits up to `timeout` until every job has finished or its reactor has stopped; returns false on timeout.
+    /// Waits up to `timeout` until every job has finished or its reactor has stopped; returns false on
+    /// timeout.
     pub fn wait(&mut self, timeout: Duration) -> bool {
         let end = std::time::Instant::now() + timeout;
         while self.finished.len() < self.progress.len() {

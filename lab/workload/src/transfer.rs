@@ -1,5 +1,5 @@
-//! Serializes a job's result as JSON, from the process that ran the job to its parent. The format is internal to
-//! one version of the program.
+//! Serializes a job's result as JSON, from the process that ran the job to its parent. The format is internal
+//! to one version of the program.
 
 use block_io::{Op, Status};
 use serde_json::{Value, json};

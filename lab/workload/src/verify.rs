@@ -1,8 +1,9 @@
 //! Data verification: a header in every block, and the generation that each position must hold.
 //!
-//! Each logical block that a verifying job writes has a header with its LBA, the seed of the run, a generation
-//! (how often that run has written the block) and a CRC-32C. A read is checked against the expected
-//! generation, which detects and identifies lost, late, torn and misplaced writes. [`fio_format`] has fio's headers.
+//! Each logical block that a verifying job writes has a header with its LBA, the seed of the run, a
+//! generation (how often that run has written the block) and a CRC-32C. A read is checked against the
+//! expected generation, which detects and identifies lost, late, torn and misplaced writes. [`fio_format`]
+//! has fio's headers.
 
 mod fio_format;
 

@@ -1,16 +1,16 @@
 //! The cost of a logical volume: random 4 KiB I/Os on a device in memory, and on volumes of a store there.
 //!
 //! `volume_cost [MIB [DEPTH [OP DEVICE]]]` measures the device and the volumes in turn, 25 rounds at queue
-//! depth 32, or one volume (`thick`, `thin`, `chain`) with `Read` or `Write` in turn with the device. The time
-//! is the CPU time of the core, which others on the machine disturb least. It prints the median nanoseconds of
-//! an I/O, and of the rounds' ratios to the device alone the median, the lower and the upper quartile: for a
-//! split bdev, which adds a number to the address and is the least that a layer does; for a thick volume, a
-//! thin one with all clusters, and one that reads through ten snapshots, each of which has a tenth of the
-//! clusters.
+//! depth 32, or one volume (`thick`, `thin`, `chain`) with `Read` or `Write` in turn with the device. The
+//! time is the CPU time of the core, which others on the machine disturb least. It prints the median
+//! nanoseconds of an I/O, and of the rounds' ratios to the device alone the median, the lower and the upper
+//! quartile: for a split bdev, which adds a number to the address and is the least that a layer does; for a
+//! thick volume, a thin one with all clusters, and one that reads through ten snapshots, each of which has a
+//! tenth of the clusters.
 //!
-//! `volume_cost count DEVICE OP DEPTH ROUNDS` executes rounds of DEPTH reads or writes on `bare`, `wholep0` (a
-//! split bdev), `thick`, `thin` or `chain`, for
-//! `valgrind --tool=callgrind --fair-sched=yes --collect-atstart=no --toggle-collect='*submit_and_poll*' …`
+//! `volume_cost count DEVICE OP DEPTH ROUNDS` executes rounds of DEPTH reads or writes on `bare`, `wholep0`
+//! (a split bdev), `thick`, `thin` or `chain`, for `valgrind --tool=callgrind --fair-sched=yes
+//! --collect-atstart=no --toggle-collect='*submit_and_poll*' …`
 
 use bdev::rpc::BdevModule;
 use bdev::{Access, AsyncChannel, BdevChannel, Completion, Registry, Request};

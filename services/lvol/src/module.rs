@@ -278,8 +278,8 @@ impl LvolStores {
         self.reactors.get(self.next_reactor.fetch_add(1, Ordering::Relaxed) % count)
     }
 
-    /// Uses a store that was loaded, unless it is there already. A device that verifies its data goes if it is
-    /// not used.
+    /// Uses a store that was loaded, unless it is there already. A device that verifies its data goes if it
+    /// is not used.
     fn adopt(&self, loaded: LoadedStore, is_requested: bool) {
         let device = loaded.base.device().clone();
         self.use_loaded(loaded, is_requested);

@@ -458,7 +458,8 @@ impl ReplicaCluster {
         all.filter(|replica| !self.without_room.contains(replica)).collect()
     }
 
-    /// A node is to leave: a fault now and then. It is stopped some time later, whether it has left or not, or stays.
+    /// A node is to leave: a fault now and then. It is stopped some time later, whether it has left or not,
+    /// or stays.
     pub(crate) fn leave(&mut self) {
         if !self.leaves || !self.random_leave.happens(800) {
             return;
@@ -491,7 +492,8 @@ impl ReplicaCluster {
         }
     }
 
-    /// Nodes are reminded of the preferred primary, whether they are the primary or not: they may not know yet.
+    /// Nodes are reminded of the preferred primary, whether they are the primary or not: they may not know
+    /// yet.
     pub(crate) fn remind_of_preference(&mut self) {
         let Some(preferred) = self.preferred else { return };
         for node in 0..self.nodes.len() {
@@ -562,8 +564,8 @@ impl ReplicaCluster {
         stopped.held.clear();
     }
 
-    /// Replaces the disk of a stopped node. What the node proposed before is lost with it: a record whose only complete
-    /// member is this one would end the group.
+    /// Replaces the disk of a stopped node. What the node proposed before is lost with it: a record whose
+    /// only complete member is this one would end the group.
     pub(crate) fn replace_disk(&mut self, node: NodeIndex) {
         let replaced = &mut self.nodes[node];
         replaced.disk.replace();

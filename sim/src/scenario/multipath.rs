@@ -26,8 +26,8 @@ const CORES: u32 = 2;
 const BLOCKS: u64 = 48;
 const MILLISECOND: u64 = 1_000_000;
 const SECOND: u64 = 1_000_000_000;
-/// Time within which everything must complete once everything works again: reconnection after a backoff, and the
-/// timeouts of a connection attempt that was under way.
+/// Time within which everything must complete once everything works again: reconnection after a backoff, and
+/// the timeouts of a connection attempt that was under way.
 const RECOVERY_NS: u64 = 120 * SECOND;
 
 /// A run: the world, its processes, and what the seed chose.

@@ -14,7 +14,7 @@ const RECONNECT_NS: u64 = 20_000_000;
 /// A node that ends connections before it answers anything is tried again after twice the time before, up to
 /// this one: it may have as many connections as it takes.
 const RECONNECT_MAX_NS: u64 = 1_000_000_000;
-/// After so many of these in a row, a line says so.
+/// After this number of them in a row there is a line in the log.
 const UNANSWERED_LOGGED: u32 = 4;
 /// A connection that is not ready after this time is given up.
 const GREETING_NS: u64 = 1_000_000_000;

@@ -1,9 +1,9 @@
 //! Copies of images, between pools and between clusters.
 //!
-//! Both images are attached for the time, so that nobody changes the one that is read. Until it is whole, the
-//! copy is an image in the trash, which no client opens: what was interrupted is removed by the next copy of
-//! that name, or by `image purge --expired`. Only objects that there are are read, and blocks of zeroes are
-//! not written, so that holes stay holes.
+//! Both images are attached for the time, so that no client changes the one that is read. Until it is whole,
+//! the copy is an image in the trash, which no client opens: what was interrupted is removed by the next copy
+//! of that name, or by `image purge --expired`. Only objects that there are are read, and blocks of zeroes
+//! are not written, so that holes stay holes.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;

@@ -101,8 +101,8 @@ struct Partitions {
 }
 
 impl ReplicaNode {
-    /// What clients did to volumes since this was opened, through the primaries here. Those without a volume are of
-    /// several. It waits for no core.
+    /// What clients did to volumes since this was opened, through the primaries here. Those without a volume
+    /// are of several. It waits for no core.
     pub fn volumes(&self) -> BTreeMap<Option<u64>, VolumeStats> {
         self.volumes.all()
     }

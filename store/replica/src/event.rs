@@ -28,11 +28,11 @@ pub struct RecoveredReplica {
     pub checkpoint: ReplicaCheckpoint,
     /// The entry before the first of the log; the checkpoint's or an earlier one.
     pub base: EntryId,
-    /// The entries of the log, in their order. One whose data is not known any more, because a later one replaced it in
-    /// place, is withheld.
+    /// The entries of the log, in their order. One whose data is not known any more, because a later one
+    /// replaced it in place, is withheld.
     pub entries: Vec<Arc<ReplicatedEntry>>,
-    /// Blocks that have the data of entries which are not in the log: those whose data is in place although that of an
-    /// earlier one is not, and what [`ReplicaAction::Truncate`] left.
+    /// Blocks that have the data of entries which are not in the log: those whose data is in place although
+    /// that of an earlier one is not, and what [`ReplicaAction::Truncate`] left.
     pub unsettled: Vec<Arc<ReplicatedEntry>>,
     /// An entry in the middle of the log is damaged for certain: it lacks what it had from there on.
     pub is_damaged: bool,
@@ -80,16 +80,19 @@ pub enum ReplicaEvent {
         /// The epoch.
         epoch: u32,
     },
-    /// The map's record as of now or earlier in this run: a read, a notification or the outcome of a proposal.
+    /// The map's record as of now or earlier in this run: a read, a notification or the outcome of a
+    /// proposal.
     Map(Arc<GroupConfig>),
-    /// The replicas that may become learners, instead of those that were named before; without, all may. They are those of
-    /// the map's record of the group whose storage has room for what this one has: one that has left the group still asks
-    /// until it is removed. A primary neither copies to others nor sends them entries, unless they are in sync or may be.
+    /// The replicas that may become learners, instead of those that were named before; without, all may. They
+    /// are those of the map's record of the group whose storage has room for what this one has: one that has
+    /// left the group still asks until it is removed. A primary neither copies to others nor sends them
+    /// entries, unless they are in sync or may be.
     Learners(Vec<ReplicaId>),
     /// Writes need this many replicas in sync from now on: that of the primary counts.
     InSyncMin(usize),
-    /// The node is to stop: the replica leaves the in-sync set, and hands over if it is the primary, so that no lease has to
-    /// end for it. [`Replica::leave_status`](crate::Replica::leave_status) says how far it is.
+    /// The node is to stop: the replica leaves the in-sync set, and hands over if it is the primary, so that
+    /// no lease has to end for it. [`Replica::leave_status`](crate::Replica::leave_status) says how far it
+    /// is.
     Leave {
         /// Replicas whose nodes stay up, in the order in which they are wanted as primary.
         successors: Vec<ReplicaId>,
@@ -99,15 +102,16 @@ pub enum ReplicaEvent {
     /// The node goes on: [`ReplicaEvent::Leave`] does not hold any more.
     Stay,
     /// Placement prefers another member as primary. If this one is the primary, nothing has changed for
-    /// [`ReplicaSettings::transfer_after_ns`](crate::ReplicaSettings::transfer_after_ns) and all members answer, it proposes that
-    /// one, and hands over; else it does nothing.
+    /// [`ReplicaSettings::transfer_after_ns`](crate::ReplicaSettings::transfer_after_ns) and all members
+    /// answer, it proposes that one, and hands over; else it does nothing.
     PreferredPrimary(ReplicaId),
     /// All appends up to this number are durable.
     Appended {
         /// [`ReplicaAction::Append`]'s number.
         append: u64,
     },
-    /// The log has little room: a checkpoint frees what is applied, entries for replicas that come back included.
+    /// The log has little room: a checkpoint frees what is applied, entries for replicas that come back
+    /// included.
     LogLow,
     /// The checkpoint is durable.
     Checkpointed {
@@ -180,16 +184,16 @@ pub enum ReplicaAction {
         /// The entry.
         entry: Arc<ReplicatedEntry>,
     },
-    /// The log ends before this sequence. Blocks that have the data of its entries are unsettled from then on, and this
-    /// is durable first.
+    /// The log ends before this sequence. Blocks that have the data of its entries are unsettled from then
+    /// on, and this is durable first.
     Truncate {
         /// Counts truncations. [`ReplicaEvent::Truncated`] answers.
         truncation: u64,
         /// The sequence.
         from: u64,
     },
-    /// Replaces the data of an unsettled block by what the primary has; [`ReplicaEvent::Settled`] then. Entries that are
-    /// not in place follow.
+    /// Replaces the data of an unsettled block by what the primary has; [`ReplicaEvent::Settled`] then.
+    /// Entries that are not in place follow.
     Settle {
         /// Counts these, with reads.
         number: u64,
@@ -205,13 +209,14 @@ pub enum ReplicaAction {
         /// The entry.
         entry: Arc<ReplicatedEntry>,
     },
-    /// Entries up to this one are never given up, although too few replicas are in sync to commit them: reads of what they
-    /// changed in place wait no more.
+    /// Entries up to this one are never given up, although too few replicas are in sync to commit them: reads
+    /// of what they changed in place wait no more.
     Stable {
         /// The sequence.
         through: u64,
     },
-    /// Makes durable what was applied and copied so far, with this record; [`ReplicaEvent::Checkpointed`] then.
+    /// Makes durable what was applied and copied so far, with this record; [`ReplicaEvent::Checkpointed`]
+    /// then.
     Checkpoint {
         /// Counts checkpoints.
         checkpoint: u64,
@@ -223,8 +228,8 @@ pub enum ReplicaAction {
         /// The entry.
         through: EntryId,
     },
-    /// Reads a range of an object, as of the entries up to a sequence; [`ReplicaEvent::ReadDone`] with the data. A block
-    /// that an uncommitted entry changed in place is read when that is committed or stable.
+    /// Reads a range of an object, as of the entries up to a sequence; [`ReplicaEvent::ReadDone`] with the
+    /// data. A block that an uncommitted entry changed in place is read when that is committed or stable.
     Read {
         /// Counts reads.
         read: u64,
@@ -237,17 +242,18 @@ pub enum ReplicaAction {
         /// Entries up to here count; later ones do not. All of them are applied.
         through: u64,
     },
-    /// Removes all objects and entries, and makes a checkpoint of `record`; [`ReplicaEvent::ResetDone`] when that is
-    /// durable.
+    /// Removes all objects and entries, and makes a checkpoint of `record`; [`ReplicaEvent::ResetDone`] when
+    /// that is durable.
     Reset {
         /// The session.
         session: u64,
         /// The record, which is not complete.
         record: Box<ReplicaCheckpoint>,
     },
-    /// Reads the first part of an object after another part, as of all that was applied; [`ReplicaEvent::ObjectRead`] with
-    /// it. The first one of an object says what the learner needs to make it, and later ones change what that has made. If
-    /// the object is removed meanwhile, the first part of the next one follows.
+    /// Reads the first part of an object after another part, as of all that was applied;
+    /// [`ReplicaEvent::ObjectRead`] with it. The first one of an object says what the learner needs to make
+    /// it, and later ones change what that has made. If the object is removed meanwhile, the first part of
+    /// the next one follows.
     ReadObject {
         /// Counts reads.
         read: u64,
@@ -265,7 +271,7 @@ pub enum ReplicaAction {
     },
     /// The replica, which lacked what it had, is in sync again, or a person has decided that it is to serve.
     Restored,
-    /// Replaces the map's record if its epoch is the one before this record's. [`ReplicaEvent::Map`] has the record as
-    /// it is then, whatever the outcome.
+    /// Replaces the map's record if its epoch is the one before this record's. [`ReplicaEvent::Map`] has the
+    /// record as it is then, whatever the outcome.
     Propose(Arc<GroupConfig>),
 }

@@ -40,8 +40,8 @@ pub(crate) struct Copied {
 }
 
 impl Copied {
-    /// What was sent then was answered with what the learner had before it was reset for the copy. Only probes were sent to it
-    /// before: one that got entries joins again.
+    /// What was sent then was answered with what the learner had before it was reset for the copy. Only
+    /// probes were sent to it before: one that got entries joins again.
     pub(crate) fn is_later_than(&self, sent_ns: u64) -> bool {
         self.begun_ns.is_some_and(|begun_ns| sent_ns < begun_ns)
     }
@@ -52,7 +52,8 @@ impl Copied {
     }
 }
 
-/// Of the entries that a log may have, the share that waits for the rest of an object before its copy yields no more.
+/// Of the entries that a log may have, the share that waits for the rest of an object before its copy yields
+/// no more.
 const WAITING_SHARE: u64 = 4;
 /// Most learners at once; others ask again.
 const LEARNERS_MAX: usize = 8;
@@ -76,10 +77,11 @@ pub(crate) enum CopyStage {
     Ending { sent_ns: u64 },
 }
 
-/// The copy of objects in their order, each in parts. Between two objects the stream of entries advances to `target`, which
-/// is committed; while the parts of an object are read and written it stands still. So an entry up to the target has no
-/// data if its object is copied later, and the copy has what it wrote. Later entries of a copied object have data and
-/// are applied after the copy. Each part has a turn of its own ([`CopyPacer`](crate::CopyPacer)).
+/// The copy of objects in their order, each in parts. Between two objects the stream of entries advances to
+/// `target`, which is committed; while the parts of an object are read and written it stands still. So an
+/// entry up to the target has no data if its object is copied later, and the copy has what it wrote. Later
+/// entries of a copied object have data and are applied after the copy. Each part has a turn of its own
+/// ([`CopyPacer`](crate::CopyPacer)).
 pub(crate) struct ObjectCopy {
     /// The last object that is copied.
     limit: Option<ObjectId>,
@@ -206,9 +208,9 @@ impl<F: Plants> Replica<F> {
         self.end_other_streams(actions);
     }
 
-    /// Ends the streams to replicas that may not learn. What they got would end their replicas when those are full, or they
-    /// have left the group: the map takes none of these into the in-sync set, and would be asked again at once. They wait,
-    /// and ask again.
+    /// Ends the streams to replicas that may not learn. What they got would end their replicas when those are
+    /// full, or they have left the group: the map takes none of these into the in-sync set, and would be
+    /// asked again at once. They wait, and ask again.
     pub(crate) fn end_other_streams(&mut self, actions: &mut Vec<ReplicaAction>) {
         let (Role::Primary(primary), Some(learners)) = (&mut self.role, &self.learners) else {
             return;
@@ -302,7 +304,8 @@ impl<F: Plants> Replica<F> {
                 CopyStep::Entries { turn_ns: None }
             } else {
                 copy.target = if advances { commit_point } else { copy.target };
-                // Entries wait in the log for the rest of the object: before it is full, the copy yields no more.
+                // Entries wait in the log for the rest of the object: before it is full, the copy yields no
+                // more.
                 let is_late = log_low || end.saturating_sub(copy.target) > waiting_max;
                 let turn_ns = if is_late { now_ns } else { pacer.turn_ns(now_ns, is_urgent) };
                 CopyStep::Waiting { turn_ns }
@@ -334,14 +337,16 @@ impl<F: Plants> Replica<F> {
         let has_unsettled = !self.unsettled.is_empty();
         let (is_urgent, commit_point) = (self.copies_are_urgent(), self.commit_point);
         let primary = self.primary();
-        // A copy has what unsettled blocks have here: the entries that were appended again for them must stay.
+        // A copy has what unsettled blocks have here: the entries that were appended again for them must
+        // stay.
         let is_settled = !has_unsettled || primary.stable >= primary.established;
         let before = primary.peers.len();
         primary.peers.retain(|_, peer| {
             // While commits wait for it, clients do.
             let timeout_ns = if peer.joining { lease_ns } else { learner_timeout_ns };
             let silent = now_ns >= peer.answered_ns + timeout_ns || peer.stands_still(timeout_ns, now_ns);
-            // A full log frees what learners need: clients come first. One without room for an object answers all else.
+            // A full log frees what learners need: clients come first. One without room for an object answers
+            // all else.
             let is_stuck = log_low && peer.copy.is_stuck(now_ns, learner_timeout_ns);
             peer.in_sync || peer.proposed || !(silent || is_stuck || (full && !peer.joining))
         });

@@ -2,13 +2,13 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Above this multiple of the usual latency, in quarters, a request counts as slow: five quarters, so that what clients see,
-/// who also wait elsewhere, at most doubles.
+/// Above this multiple of the usual latency, in quarters, a request counts as slow: five quarters, so that
+/// what clients see, who also wait elsewhere, at most doubles.
 const SLOW_QUARTERS: u64 = 5;
 /// The percentile of latencies that is compared, as the share of requests above it: one in so many.
 const SHARE: u64 = 100;
-/// A latency above the usual one moves that by this fraction of itself, one below it by a `SHARE`th as much: it settles
-/// where a `SHARE`th of the requests is above.
+/// A latency above the usual one moves that by this fraction of itself, one below it by a `SHARE`th as much:
+/// it settles where a `SHARE`th of the requests is above.
 const USUAL_STEP: u64 = 64;
 /// The same for the pause between parts, which follows within some hundred requests.
 const PAUSE_STEP: u64 = 8;
@@ -25,18 +25,20 @@ const FIRST_PAUSE_NS: u64 = 1_000_000;
 const PAUSE_MIN_NS: u64 = 50_000;
 /// The longest pause, so that a copy always ends: about 16 MB/s of parts of 128 KiB.
 const PAUSE_MAX_NS: u64 = 8_000_000;
-/// The longest while another failure would lose data or stop writes: clients wait for a copy then, to be safe sooner.
+/// The longest while another failure would lose data or stop writes: clients wait for a copy then, to be safe
+/// sooner.
 const URGENT_PAUSE_MAX_NS: u64 = 300_000;
 
 /// A rate that an operator gives is at least this: a part takes an eighth of a second.
 const RATE_MIN: u64 = 1 << 20;
 
-/// Gives the copies of a node their turns, one part each, and adapts the pause between these to what clients see.
+/// Gives the copies of a node their turns, one part each, and adapts the pause between these to what clients
+/// see.
 ///
-/// All replicas of a node share one: copies of one group delay the requests of others. While nothing is copied it learns the
-/// 99th percentiles of the latencies of reads and of writes; while something is, it has the pause follow the share of
-/// requests that take longer than 1.25 times that, so that this stays at one in a hundred. Without requests of clients there
-/// is no pause, and with them it has a maximum.
+/// All replicas of a node share one: copies of one group delay the requests of others. While nothing is
+/// copied it learns the 99th percentiles of the latencies of reads and of writes; while something is, it has
+/// the pause follow the share of requests that take longer than 1.25 times that, so that this stays at one in
+/// a hundred. Without requests of clients there is no pause, and with them it has a maximum.
 ///
 /// An operator may bound what is copied in a second ([`set_rate`](Self::set_rate)): urgent copies too.
 ///
@@ -117,8 +119,8 @@ impl CopyPacer {
         }
     }
 
-    /// When a copy may read its next part: now or later. Copies that ask get their turns in that order. A copy is urgent
-    /// while another failure would lose data or stop writes.
+    /// When a copy may read its next part: now or later. Copies that ask get their turns in that order. A
+    /// copy is urgent while another failure would lose data or stop writes.
     pub fn turn_ns(&self, now_ns: u64, is_urgent: bool) -> u64 {
         let is_idle = now_ns > self.served_ns.load(Relaxed).saturating_add(IDLE_NS);
         let pause_max_ns = match (is_idle, is_urgent) {

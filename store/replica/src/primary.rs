@@ -165,8 +165,8 @@ impl Peer {
         self.acknowledged.unwrap_or(0).max(self.committed)
     }
 
-    /// The entry to go on with after those that are certain. A member has every committed entry, so also those up to
-    /// `base`, which are freed.
+    /// The entry to go on with after those that are certain. A member has every committed entry, so also
+    /// those up to `base`, which are freed.
     fn first_uncertain(&self, base: u64) -> u64 {
         (self.certain() + 1).max(if self.in_sync { base + 1 } else { 0 })
     }
@@ -379,7 +379,8 @@ impl<F: Plants> Replica<F> {
             peer.asked_ns = now_ns;
         }
         if peer.proposed && (peer.next <= base || matches!(peer.copy, CopyStage::Needed)) {
-            // What the map may have made a member gets no copy: its data stays. Only the map's answer ends this.
+            // What the map may have made a member gets no copy: its data stays. Only the map's answer ends
+            // this.
             peer.sent_ns = now_ns;
             return;
         }
@@ -406,7 +407,8 @@ impl<F: Plants> Replica<F> {
         let limit = peer.copy.entries_limit().unwrap_or(end);
         let mut sent = asks;
         if asks {
-            // Entries are sent again only if its answer is that it lacks them: a slow replica would get slower.
+            // Entries are sent again only if its answer is that it lacks them: a slow replica would get
+            // slower.
             self.send_entries(id, 0, actions);
         }
         loop {
@@ -540,8 +542,8 @@ impl<F: Plants> Replica<F> {
             return;
         }
         if now_ns < primary.act_after_ns || self.config.in_sync.len() < self.settings.in_sync_min {
-            // Every replica that may become primary has these. A copy for a learner, which commits may wait for, must not
-            // wait for them.
+            // Every replica that may become primary has these. A copy for a learner, which commits may wait
+            // for, must not wait for them.
             let counted = primary.peers.values().filter(|peer| peer.counts());
             let through = counted.map(|peer| peer.acknowledged.unwrap_or(0)).min().unwrap_or(u64::MAX);
             let through = through.min(self.log.durable());
@@ -697,8 +699,8 @@ impl<F: Plants> Replica<F> {
         if now_ns < primary.act_after_ns || is_transferring || primary.is_comparing {
             return;
         }
-        // A new primary's commit point may be older than the true one, which its log's end is not. What is stable may
-        // have been read.
+        // A new primary's commit point may be older than the true one, which its log's end is not. What is
+        // stable may have been read.
         let committed_max = commit_point.max(primary.established).max(primary.stable);
         for (id, peer) in &mut primary.peers {
             let nearly = peer.acknowledged.is_some_and(|through| through + NEARLY_ALL_ENTRIES >= end);
@@ -759,7 +761,8 @@ fn withhold(entry: &ReplicatedEntry) -> ReplicatedEntry {
     ReplicatedEntry { header, data: [].into() }
 }
 
-/// Whether a member has not answered for a lease, so that it may propose itself soon, or holds commits up for as long.
+/// Whether a member has not answered for a lease, so that it may propose itself soon, or holds commits up for
+/// as long.
 pub(crate) fn is_silent(peer: &Peer, epoch_ns: u64, lease_ns: u64, now_ns: u64) -> bool {
     peer.lost
         || now_ns >= peer.lease_from_ns.unwrap_or(0).max(epoch_ns) + lease_ns

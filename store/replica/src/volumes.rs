@@ -43,7 +43,7 @@ struct Counters {
     others: AtomicU64,
 }
 
-/// Adds to a counter that nobody else writes.
+/// Adds to a counter that no other core writes.
 fn add(counter: &AtomicU64, more: u64) {
     counter.store(counter.load(Relaxed).saturating_add(more), Relaxed);
 }

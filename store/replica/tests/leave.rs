@@ -1,4 +1,5 @@
-//! Replicas that leave the in-sync set because their nodes are to stop, and primaries that hand over to the preferred one.
+//! Replicas that leave the in-sync set because their nodes are to stop, and primaries that hand over to the
+//! preferred one.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::VecDeque;

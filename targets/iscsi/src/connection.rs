@@ -23,9 +23,10 @@ use crate::settings::ConnectionInfo;
 
 /// A connection of an initiator.
 ///
-/// Bytes become PDUs in the [`PduReader`]; the data of a write goes from the stream into the command's memory. The
-/// [`Login`] ends with the [`Session`], which stays until the connection is gone: while requests to devices are in
-/// flight after the stream is closed, an initiator that logs in again with the same ports waits.
+/// Bytes become PDUs in the [`PduReader`]; the data of a write goes from the stream into the command's
+/// memory. The [`Login`] ends with the [`Session`], which stays until the connection is gone: while requests
+/// to devices are in flight after the stream is closed, an initiator that logs in again with the same ports
+/// waits.
 pub(crate) struct IscsiConnection {
     flow: u16,
     local: Option<SocketAddr>,
@@ -189,8 +190,8 @@ impl IscsiConnection {
         Ok(())
     }
 
-    /// Begins the PDU whose header was read; false if it has to wait for commands on other connections, or the turn is
-    /// over.
+    /// Begins the PDU whose header was read; false if it has to wait for commands on other connections, or
+    /// the turn is over.
     fn begin_pdu(&mut self, context: &mut IoContext<'_, IscsiCore>) -> Result<bool, IscsiViolation> {
         let (header, segments) = (self.reader.header(), self.reader.segments());
         self.sink = match &mut self.phase {
@@ -307,7 +308,8 @@ impl IscsiConnection {
         }
     }
 
-    /// Receives once, into the memory of a command and then into the reader's. Returns the bytes received and asked for.
+    /// Receives once, into the memory of a command and then into the reader's. Returns the bytes received and
+    /// asked for.
     fn receive_some<S: ByteStream>(
         &mut self,
         stream: &mut S,
@@ -516,7 +518,8 @@ impl ProtocolConnection<IscsiCore> for IscsiConnection {
     }
 }
 
-/// The data of the command that begins with this header; `None` if it is no command, as the data of one that has begun.
+/// The data of the command that begins with this header; `None` if it is no command, as the data of one that
+/// has begun.
 #[inline]
 fn command_bytes(header: &[u8; wire_iscsi::HEADER_BYTES]) -> Option<u64> {
     match BasicHeader::decode(header).ok()?.opcode {

@@ -19,8 +19,9 @@ use crate::sessions::{SessionEntry, SessionHandle, SessionKey, Sessions};
 
 /// A login: one request and one response at a time.
 ///
-/// The first request names the initiator and, unless it is for discovery, the target node. Each answer is one response;
-/// the last one waits in [`final_response`](Self::final_response) until the session is entered, and has its identifier.
+/// The first request names the initiator and, unless it is for discovery, the target node. Each answer is one
+/// response; the last one waits in [`final_response`](Self::final_response) until the session is entered, and
+/// has its identifier.
 #[derive(Debug)]
 pub(crate) struct Login {
     portid: u16,
@@ -421,7 +422,8 @@ impl Login {
     }
 }
 
-/// Login PDUs have at most 8,192 bytes of data (RFC 7143, section 13.12), and the answers to a request are far fewer.
+/// Login PDUs have at most 8,192 bytes of data (RFC 7143, section 13.12), and the answers to a request are
+/// far fewer.
 fn push(mut response: LoginResponse, text: Vec<u8>, out: &mut PduWriter) {
     response.data_length = text.len() as u32;
     out.push(&response.to_bytes(), PduData::Bytes(text));

@@ -25,8 +25,8 @@ pub(crate) enum Stage {
 /// Divides a stream of bytes into PDUs.
 ///
 /// [`read_header`](Self::read_header) gives a header; then the consumer takes the data, from
-/// [`buffered`](Self::buffered) with [`data_taken`](Self::data_taken), or receives it directly and reports that with
-/// [`data_received`](Self::data_received); then [`read_trailer`](Self::read_trailer) ends the PDU.
+/// [`buffered`](Self::buffered) with [`data_taken`](Self::data_taken), or receives it directly and reports
+/// that with [`data_received`](Self::data_received); then [`read_trailer`](Self::read_trailer) ends the PDU.
 pub(crate) struct PduReader {
     pub(crate) inbound: ReceiveBuffer,
     pub(crate) header_digest: bool,
@@ -148,7 +148,8 @@ impl PduReader {
         }
     }
 
-    /// Reads padding and the data digest. `None` if they have not arrived; otherwise whether the digest matches.
+    /// Reads padding and the data digest. `None` if they have not arrived; otherwise whether the digest
+    /// matches.
     #[inline]
     pub(crate) fn read_trailer(&mut self) -> Option<bool> {
         let padding = padded(self.data_length) - self.data_length;

@@ -24,7 +24,8 @@ pub(crate) struct Export {
     /// Only clients with TLS have it.
     pub(crate) requires_tls: bool,
     pub(crate) block_size: u32,
-    /// Writes are whole multiples of this many bytes, at multiples of them: more than a block for a raid5f array.
+    /// Writes are whole multiples of this many bytes, at multiples of them: more than a block for a raid5f
+    /// array.
     pub(crate) write_unit_bytes: u64,
     /// Multiple that is efficient, in bytes.
     pub(crate) preferred_bytes: u32,

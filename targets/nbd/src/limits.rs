@@ -5,7 +5,8 @@
 pub(crate) const CONNECTIONS_DEFAULT: u32 = 1024;
 /// The same, at most: the range of a core's slots.
 pub(crate) const CONNECTIONS_MAX: u32 = 16_384;
-/// Commands of a connection that are not answered: fio's and the kernel's usual depth. Further ones are not read.
+/// Commands of a connection that are not answered: fio's and the kernel's usual depth. Further ones are not
+/// read.
 pub(crate) const COMMANDS_MAX: u32 = 128;
 /// Replies that are not sent; while there are as many, no request is read. A read may have several.
 pub(crate) const REPLIES_MAX: usize = 256;
@@ -20,8 +21,8 @@ pub(crate) const SKIPPED_PAYLOAD_MAX: u64 = 64 << 20;
 pub(crate) const READ_PIECE_BYTES: u64 = dma::BUFFER_BYTES_MAX as u64;
 /// Most data of a device's write, so that a peer that never sends its payload has no more than this.
 pub(crate) const WRITE_PIECE_BYTES: u64 = 256 << 10;
-/// Largest unit of writes of a device (`write_unit_size`) that clients can write: a piece is one buffer, and holds
-/// whole units.
+/// Largest unit of writes of a device (`write_unit_size`) that clients can write: a piece is one buffer, and
+/// holds whole units.
 pub(crate) const WRITE_UNIT_BYTES_MAX: u64 = dma::BUFFER_BYTES_MAX as u64;
 /// Largest minimum block size that the protocol allows.
 pub(crate) const MINIMUM_BYTES_MAX: u32 = 64 << 10;
@@ -31,8 +32,9 @@ pub(crate) const ZERO_PIECE_BLOCKS: u64 = 1 << 22;
 pub(crate) const PIECES_MAX: u32 = 16;
 /// A read of fewer bytes is not preceded by a search for a hole.
 pub(crate) const HOLE_BYTES_MIN: u64 = 64 << 10;
-/// Times that a write of a part of a block is repeated because another writer was first. Each time that writer made
-/// progress; who loses as often competes with more writers of one block than there are connections.
+/// Times that a write of a part of a block is repeated because another writer was first. Each time that
+/// writer made progress; who loses as often competes with more writers of one block than there are
+/// connections.
 pub(crate) const EDGE_ATTEMPTS_MAX: u32 = 10_000;
 /// Bytes received beside payload: requests, and the payload of short writes.
 pub(crate) const RECEIVE_BYTES: usize = 16 << 10;

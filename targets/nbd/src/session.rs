@@ -34,10 +34,10 @@ use scan::Scan;
 ///
 /// A request is read when there is a slot for it, and becomes pieces: requests to the device, at most
 /// [`PIECES_MAX`] at a time. Only the newest request can have pieces that are not submitted
-/// ([`issuing`](Self::issuing)), because the payload of a write is next in the stream. A piece that needs a further
-/// request after its completion waits in `retries` until the next [`resume`](Self::resume). A command ends when all
-/// of it was submitted and nothing of it is pending. A read's buffer belongs to the device, then to the reply, until it
-/// is sent; all buffers together are limited by its share of the core's memory.
+/// ([`issuing`](Self::issuing)), because the payload of a write is next in the stream. A piece that needs a
+/// further request after its completion waits in `retries` until the next [`resume`](Self::resume). A command
+/// ends when all of it was submitted and nothing of it is pending. A read's buffer belongs to the device,
+/// then to the reply, until it is sent; all buffers together are limited by its share of the core's memory.
 pub(crate) struct Session {
     export: Arc<Export>,
     form: HeaderForm,
@@ -361,8 +361,8 @@ impl Session {
         Ok(false)
     }
 
-    /// Bytes that follow the header. A write has them even without the flag: QEMU 10 negotiates extended headers and
-    /// does not set it.
+    /// Bytes that follow the header. A write has them even without the flag: QEMU 10 negotiates extended
+    /// headers and does not set it.
     fn payload_of(&self, header: &RequestHeader, command: Option<NbdCommand>) -> u64 {
         let flagged = self.form == HeaderForm::Extended && header.flags.contains(CommandFlags::PAYLOAD_LEN);
         if flagged || command == Some(NbdCommand::Write) { header.length } else { 0 }

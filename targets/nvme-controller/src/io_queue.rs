@@ -1,9 +1,10 @@
 //! The commands of one queue, from the submission queue entry to the answer (sans-IO).
 //!
-//! [`IoQueue`] plans commands, waits for data and buffers, submits device requests, pairs fused commands and advances
-//! copies. Its transport moves bytes and posts completions: [`HostLink`] answers the host, and [`IoTransport`] also
-//! reaches the host's data, the core's buffers and the block devices. Calls to both are resolved at compile time, so
-//! that a transport whose devices access the host's memory in place pays for nothing else.
+//! [`IoQueue`] plans commands, waits for data and buffers, submits device requests, pairs fused commands and
+//! advances copies. Its transport moves bytes and posts completions: [`HostLink`] answers the host, and
+//! [`IoTransport`] also reaches the host's data, the core's buffers and the block devices. Calls to both are
+//! resolved at compile time, so that a transport whose devices access the host's memory in place pays for
+//! nothing else.
 //!
 //! ```text
 //! command ──► plan ──► locate ──► Lent ────────────────► submit ──► complete ──► HostLink::complete
@@ -40,14 +41,15 @@ use crate::reservation::PendingCommands;
 
 /// How a queue answers its host.
 pub trait HostLink {
-    /// Where the host has the data of a command, if it has to be moved; the default is that of a command without data.
+    /// Where the host has the data of a command, if it has to be moved; the default is that of a command
+    /// without data.
     type Location: Default;
 
     /// Answers a command that has no data for the host, or failed.
     fn complete(&mut self, token: CommandToken, status: Status, result: u64);
 
-    /// Sends the first `length` bytes of `data` and answers the command. The data stays in `slot` until [`IoQueue::sent`]
-    /// if [`Transferred::Later`].
+    /// Sends the first `length` bytes of `data` and answers the command. The data stays in `slot` until
+    /// [`IoQueue::sent`] if [`Transferred::Later`].
     fn send(
         &mut self,
         token: CommandToken,
@@ -64,8 +66,9 @@ pub trait IoTransport: HostLink {
     /// Most data is [lent](HostData::Lent), and the code that moves data is kept out of its way.
     const LENDS: bool = false;
 
-    /// Lends the data of a Read or Write of `bytes` bytes, if its data pointer alone says that it is one range of memory,
-    /// and that begins at a multiple of `alignment`: asked before [`locate`](Self::locate). By default it lends none.
+    /// Lends the data of a Read or Write of `bytes` bytes, if its data pointer alone says that it is one
+    /// range of memory, and that begins at a multiple of `alignment`: asked before [`locate`](Self::locate).
+    /// By default it lends none.
     #[inline(always)]
     fn lend_range(&mut self, sqe: &Sqe, bytes: u32, to_host: bool, alignment: u32) -> Option<Buffer> {
         let _ = (sqe, bytes, to_host, alignment);
@@ -78,8 +81,8 @@ pub trait IoTransport: HostLink {
     /// The status to complete the command with: its data pointer is invalid.
     fn locate(&mut self, sqe: &Sqe, transfer: HostTransfer) -> Result<HostData<Self::Location>, Status>;
 
-    /// Starts to receive the host's data into the memory of a command, which [`IoQueue::data_mut`] also returns. After
-    /// [`Transferred::Later`] the transport calls [`IoQueue::data_received`].
+    /// Starts to receive the host's data into the memory of a command, which [`IoQueue::data_mut`] also
+    /// returns. After [`Transferred::Later`] the transport calls [`IoQueue::data_received`].
     ///
     /// # Errors
     /// The status to complete the command with.
@@ -91,8 +94,8 @@ pub trait IoTransport: HostLink {
         into: &mut CommandData,
     ) -> Result<Transferred, Status>;
 
-    /// Memory of the core's pool, in one slice if there is one ([`Pool::take_data`](dma::Pool::take_data)); `None` if
-    /// there is too little at present.
+    /// Memory of the core's pool, in one slice if there is one ([`Pool::take_data`](dma::Pool::take_data));
+    /// `None` if there is too little at present.
     fn take_data(&mut self, bytes: usize) -> Option<Data>;
 
     /// Adds a request to the batch of a block device, by its key. Bits 32:0 of the tag are the queue's.
@@ -156,17 +159,20 @@ pub struct AdminCommand {
 /// Bit of a request's tag that holds a command identifier instead of a slot.
 const DIRECT: u64 = 1 << 32;
 
-/// The commands in flight on one queue, and what they wait for. `L` is the transport's [`HostLink::Location`].
+/// The commands in flight on one queue, and what they wait for. `L` is the transport's
+/// [`HostLink::Location`].
 ///
-/// It owns a slot for each command that moves data or has more than one step, with its token and its buffer. A read or
-/// write of memory that the host lends needs no slot: the request's tag holds its command identifier. Nothing is
-/// allocated for a read or write unless no buffer is available.
+/// It owns a slot for each command that moves data or has more than one step, with its token and its buffer.
+/// A read or write of memory that the host lends needs no slot: the request's tag holds its command
+/// identifier. Nothing is allocated for a read or write unless no buffer is available.
 ///
-/// Order of calls: [`entry`](Self::entry) or [`command`](Self::command) for each command while [`free_slots`](Self::free_slots) is not 0; [`data_received`](Self::data_received) when data has arrived;
-/// [`complete`](Self::complete) for each completed request; [`retry`](Self::retry) while [`is_waiting`](Self::is_waiting)
-/// or [`has_ready`](Self::has_ready). A queue that is deleted answers with [`abort_pending`](Self::abort_pending); one
-/// whose host is gone is dropped when [`device_requests`](Self::device_requests) is 0. A command that waits for a buffer
-/// never blocks those behind it, because their data may be what frees a buffer.
+/// Order of calls: [`entry`](Self::entry) or [`command`](Self::command) for each command while
+/// [`free_slots`](Self::free_slots) is not 0; [`data_received`](Self::data_received) when data has arrived;
+/// [`complete`](Self::complete) for each completed request; [`retry`](Self::retry) while
+/// [`is_waiting`](Self::is_waiting) or [`has_ready`](Self::has_ready). A queue that is deleted answers with
+/// [`abort_pending`](Self::abort_pending); one whose host is gone is dropped when
+/// [`device_requests`](Self::device_requests) is 0. A command that waits for a buffer never blocks those
+/// behind it, because their data may be what frees a buffer.
 #[derive(Debug)]
 pub struct IoQueue<L> {
     namespaces: Rc<NamespaceTable>,
@@ -185,7 +191,8 @@ pub struct IoQueue<L> {
     pending_reservations: PendingCommands<Slot>,
     /// No memory is taken for commands, so that the queue can move.
     paused: bool,
-    /// Set by [`abort_pending`](Self::abort_pending): the status of commands that would need another device request.
+    /// Set by [`abort_pending`](Self::abort_pending): the status of commands that would need another device
+    /// request.
     aborted: Option<Status>,
 }
 
@@ -264,8 +271,8 @@ impl<L: Default> IoQueue<L> {
         !self.ready_copies.is_empty()
     }
 
-    /// Whether commands are pending that complete without another command of the host. `waits_for_host` says whether
-    /// the host has not sent data that it was asked for, and will not.
+    /// Whether commands are pending that complete without another command of the host. `waits_for_host` says
+    /// whether the host has not sent data that it was asked for, and will not.
     pub fn has_pending(&self, waits_for_host: impl Fn(&L) -> bool) -> bool {
         self.device_requests > 0
             || self.commands.iter().any(|(_, command)| {
@@ -276,8 +283,8 @@ impl<L: Default> IoQueue<L> {
             })
     }
 
-    /// Replaces the table of namespaces. Commands that are not submitted yet and whose namespace has another block
-    /// device now, or none, are rejected.
+    /// Replaces the table of namespaces. Commands that are not submitted yet and whose namespace has another
+    /// block device now, or none, are rejected.
     pub fn set_namespaces(&mut self, namespaces: Rc<NamespaceTable>) {
         let old = std::mem::replace(&mut self.namespaces, namespaces);
         let is_stale = |plan: &IoPlan| old.backend(plan) != self.namespaces.backend(plan);
@@ -319,8 +326,8 @@ impl<L: Default> IoQueue<L> {
         Execution { queue: self, transport }.command(token, sqe);
     }
 
-    /// Accepts an admin or Connect command with `bytes` bytes of host data. Returns it when its data has been received,
-    /// here or by [`data_received`](Self::data_received).
+    /// Accepts an admin or Connect command with `bytes` bytes of host data. Returns it when its data has been
+    /// received, here or by [`data_received`](Self::data_received).
     pub fn admin_command<T: IoTransport<Location = L>>(
         &mut self,
         token: CommandToken,
@@ -345,8 +352,8 @@ impl<L: Default> IoQueue<L> {
         self.commands.get_mut(slot).map(|command| &mut command.data)
     }
 
-    /// All data of a command has been received, from byte `offset` of its memory, or could not be: then the command
-    /// fails with the status. Returns an admin command that can be executed now.
+    /// All data of a command has been received, from byte `offset` of its memory, or could not be: then the
+    /// command fails with the status. Returns an admin command that can be executed now.
     #[inline]
     pub fn data_received<T: IoTransport<Location = L>>(
         &mut self,
@@ -415,9 +422,9 @@ impl<L: Default> IoQueue<L> {
         self.device_requests -= count;
     }
 
-    /// The token of a completed request of lent memory; `None` if the request belongs to a slot. Each such completion
-    /// is either answered with its token, and counted by [`complete_direct`](Self::complete_direct), or passed to
-    /// [`complete`](Self::complete).
+    /// The token of a completed request of lent memory; `None` if the request belongs to a slot. Each such
+    /// completion is either answered with its token, and counted by
+    /// [`complete_direct`](Self::complete_direct), or passed to [`complete`](Self::complete).
     #[inline(always)]
     pub fn direct_token(tag: Tag) -> Option<CommandToken> {
         (tag.0 & DIRECT != 0).then(|| CommandToken::new(tag.0 as u16))
@@ -430,8 +437,8 @@ impl<L: Default> IoQueue<L> {
         }
     }
 
-    /// Answers every command that is not at a block device with `status`. Those that are complete as usual, but make no
-    /// further request.
+    /// Answers every command that is not at a block device with `status`. Those that are complete as usual,
+    /// but make no further request.
     pub fn abort_pending<T: HostLink<Location = L>>(&mut self, status: Status, link: &mut T) {
         self.aborted = Some(status);
         self.deferred.clear();

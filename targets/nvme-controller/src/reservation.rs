@@ -1,9 +1,11 @@
-//! Reservations, which control the access of several hosts to a shared namespace (Base 2.0, section 8.19): the NVMe
-//! face of [`reservations::Reservations`], which the namespaces of one block device share with every other target.
+//! Reservations, which control the access of several hosts to a shared namespace (Base 2.0, section 8.19):
+//! the NVMe face of [`reservations::Reservations`], which the namespaces of one block device share with every
+//! other target.
 //!
-//! [`NamespaceReservations`] decodes commands, maps outcomes to status codes, reports the controllers of registered
-//! hosts, and turns notices into log pages. I/O commands check a [`DenyMask`], one byte per host and namespace. A
-//! command that must wait for stable storage or for I/O of other hosts to drain returns a [`PendingChange`].
+//! [`NamespaceReservations`] decodes commands, maps outcomes to status codes, reports the controllers of
+//! registered hosts, and turns notices into log pages. I/O commands check a [`DenyMask`], one byte per host
+//! and namespace. A command that must wait for stable storage or for I/O of other hosts to drain returns a
+//! [`PendingChange`].
 
 mod notifier;
 
@@ -38,8 +40,8 @@ pub type HostId = [u8; 16];
 
 /// The reservations of a namespace: those of its block device, as the hosts of its subsystem see them.
 ///
-/// Shared by all snapshots of the namespace. It subscribes to the device's [`Reservations`] when the first controller
-/// attaches the namespace, and notifies the controllers of its own subsystem.
+/// Shared by all snapshots of the namespace. It subscribes to the device's [`Reservations`] when the first
+/// controller attaches the namespace, and notifies the controllers of its own subsystem.
 #[derive(Debug, Default)]
 pub struct NamespaceReservations {
     device: Arc<Reservations>,
@@ -197,8 +199,8 @@ impl NamespaceReservations {
             let before = registrants.len();
             registrants.extend(host_controllers.map(|association| entry(association.cntlid())));
             if registrants.len() == before {
-                // The registrant has no controller here. FFFFh: the dynamic controller model cannot predict its
-                // identifier.
+                // The registrant has no controller here. FFFFh: the dynamic controller model cannot predict
+                // its identifier.
                 registrants.push(entry(0xffff));
             }
         }

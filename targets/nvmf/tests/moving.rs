@@ -440,7 +440,7 @@ fn the_dynamic_scheduler_divides_queues_that_all_begin_on_one_reactor() {
     plane.drain();
 }
 
-/// Receives the data and the responses of so many reads.
+/// Receives the data and the responses of this number of reads.
 fn receive_reads(queue: &mut RawTcpHost, count: usize) {
     let mut answered = 0;
     while answered < count {

@@ -86,9 +86,9 @@ pub(crate) fn serial(unit: &LogicalUnit) -> String {
     unit.config().uuid.simple().to_string()
 }
 
-/// A number of 60 bits for initiators that make names of NAA identifiers, such as multipath drivers, which take units of one
-/// name for one. It depends on every bit of the UUID (FNV-1a): UUIDs that are counted up, or begin with the time, are equal
-/// in one half.
+/// A number of 60 bits for initiators that make names of NAA identifiers, such as multipath drivers, which
+/// take units of one name for one. It depends on every bit of the UUID (FNV-1a): UUIDs that are counted up,
+/// or begin with the time, are equal in one half.
 fn naa(uuid: Uuid) -> u64 {
     uuid.as_bytes().iter().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3)
@@ -101,7 +101,8 @@ pub(crate) fn unit_designators<'a>(unit: &LogicalUnit, serial: &'a str) -> [Desi
     [Designator::LocalNaa(naa(uuid)), Designator::T10(VENDOR, serial), Designator::Uuid(*uuid.as_bytes())]
 }
 
-/// The device identification page. Identifiers of the unit follow from its UUID, those of ports from the nexus.
+/// The device identification page. Identifiers of the unit follow from its UUID, those of ports from the
+/// nexus.
 fn identification(nexus: &UnitNexus) -> Vec<u8> {
     let (unit, ports) = (nexus.unit(), nexus.ports());
     let serial = serial(unit);

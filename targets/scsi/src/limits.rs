@@ -18,18 +18,19 @@ pub(crate) const RANGES_IN_FLIGHT_MAX: u32 = 16;
 pub(crate) const RANGE_BLOCKS_MAX: u32 = 1 << 22;
 /// Memory of a command on a long range.
 pub(crate) const REPEAT_BYTES_MAX: u32 = 256 << 10;
-/// Most blocks of a request of such a command: whole units of the device's writes, if a transfer can be as large as
-/// one. A larger unit cannot be written in any way.
+/// Most blocks of a request of such a command: whole units of the device's writes, if a transfer can be as
+/// large as one. A larger unit cannot be written in any way.
 pub(crate) fn repeat_blocks_max(block_bytes: u32, unit_blocks: u32) -> u32 {
     let (most, unit_blocks) = ((REPEAT_BYTES_MAX / block_bytes).max(1), unit_blocks.max(1));
     let unit_bytes = u64::from(unit_blocks) * u64::from(block_bytes);
     if unit_bytes > TRANSFER_BYTES_MAX.into() { most } else { (most / unit_blocks).max(1) * unit_blocks }
 }
 
-/// Blocks of a WRITE SAME: what the command with a CDB of 10 bytes can say. libiscsi's tests write and read as many
-/// blocks at once as they unmap by it, whatever the maximum transfer length is.
+/// Blocks of a WRITE SAME: what the command with a CDB of 10 bytes can say. libiscsi's tests write and read
+/// as many blocks at once as they unmap by it, whatever the maximum transfer length is.
 pub(crate) const WRITE_SAME_BLOCKS_MAX: u32 = 0xffff;
-/// Times that a read and write of merged blocks is repeated because another write was first, each of which made progress.
+/// Times that a read and write of merged blocks is repeated because another write was first, each of which
+/// made progress.
 pub(crate) const MERGE_ATTEMPTS_MAX: u32 = 1000;
 /// Target and segment descriptors of an EXTENDED COPY, and their bytes: initiators send one segment.
 pub(crate) const COPY_TARGETS_MAX: usize = 16;

@@ -14,7 +14,8 @@ use crate::protocol::{Protocol, ProtocolConnection, REQUEST_TAG_BITS, REQUEST_TA
 use crate::timers::NEVER_NS;
 use crate::transfers::TransferCheck;
 
-/// First bit of the connection's index in a request's tag; bits of its generation are between this and the protocol's.
+/// First bit of the connection's index in a request's tag; bits of its generation are between this and the
+/// protocol's.
 pub(crate) const CONNECTION_SHIFT: u32 = 50;
 /// Connections of a core.
 pub(crate) const CONNECTIONS_MAX: u32 = sockets::CONNECTIONS_MAX;
@@ -123,8 +124,8 @@ impl<C> Connections<C> {
         self.slab.get_mut(slot)
     }
 
-    /// Visits every connection. `update` returns whether it has changed it: it is then flushed in the same poll, and
-    /// closed if it is drained.
+    /// Visits every connection. `update` returns whether it has changed it: it is then flushed in the same
+    /// poll, and closed if it is drained.
     pub fn update(&mut self, mut update: impl FnMut(Slot, &mut ConnectionEntry<C>) -> bool) {
         for (slot, entry) in self.slab.iter_mut() {
             if update(slot, entry) && !entry.dirty {
@@ -144,8 +145,9 @@ impl<C> Connections<C> {
         }
     }
 
-    /// Passes the next `count` completed requests to their connection, and removes a closed one after its last.
-    /// `tag_base` is the upper part of their tags. Some may be left, which are to be dropped; returns how many.
+    /// Passes the next `count` completed requests to their connection, and removes a closed one after its
+    /// last. `tag_base` is the upper part of their tags. Some may be left, which are to be dropped; returns
+    /// how many.
     #[inline]
     pub(crate) fn complete<P: Protocol<Connection = C>>(
         &mut self,
@@ -187,9 +189,9 @@ impl<C> Connections<C> {
         self.by_network.get(id.0.index() as usize).copied().flatten()
     }
 
-    /// Adds a connection without a stream: a share of a connection of another core, with work of its own. It is flushed
-    /// in the same poll, nothing is received on it, and [`GroupLimits`](crate::GroupLimits) do not count it. Log lines
-    /// name `peer`.
+    /// Adds a connection without a stream: a share of a connection of another core, with work of its own. It
+    /// is flushed in the same poll, nothing is received on it, and [`GroupLimits`](crate::GroupLimits) do not
+    /// count it. Log lines name `peer`.
     ///
     /// # Errors
     /// There is no room: the connection.

@@ -228,7 +228,8 @@ impl AnyDriver {
     }
 }
 
-/// A device that was left by another server: what the driver returns about it. Returns whether it would be served.
+/// A device that was left by another server: what the driver returns about it. Returns whether it would be
+/// served.
 fn recover(bytes: &[u8], shape: &DiskShape) -> bool {
     let Ok(info) = DeviceInfo::decode(bytes) else { return false };
     assert_eq!(DeviceInfo::decode(&info.to_bytes()).ok(), Some(info));
@@ -248,8 +249,8 @@ fn recover(bytes: &[u8], shape: &DiskShape) -> bool {
     is_served
 }
 
-/// Serves a queue whose descriptors, results and copies are what the bytes say, in any order, for a device that may fail,
-/// and takes the bytes for those of a device to recover.
+/// Serves a queue whose descriptors, results and copies are what the bytes say, in any order, for a device
+/// that may fail, and takes the bytes for those of a device to recover.
 ///
 /// # Panics
 /// If a request is not committed exactly once, exceeds its maximum, or leaves a buffer in use.

@@ -31,8 +31,8 @@ pub(crate) const EINVAL: i32 = 22;
 pub(crate) const EROFS: i32 = 30;
 pub(crate) const EOPNOTSUPP: i32 = 95;
 
-/// Plans the execution of a request. The kernel respects the parameters of the device; whatever does not is an error of
-/// the request.
+/// Plans the execution of a request. The kernel respects the parameters of the device; whatever does not is
+/// an error of the request.
 pub(crate) fn plan(shape: &DiskShape, descriptor: &IoDescriptor) -> Step {
     let Some(operation) = UblkOperation::from_number(descriptor.operation()) else {
         return Step::Complete(-EOPNOTSUPP);

@@ -63,8 +63,8 @@ impl DiskShape {
             can_write_zeroes: !read_only && supports(Op::WriteZeroes),
             write_cache: geometry.write_cache && supports(Op::Flush),
             reads_undefined: device.bdev().reads_undefined(),
-            // File systems read single blocks, and the kernel fails what is aligned to less than the mask: files want no
-            // more than their blocks, though a module may say a page.
+            // File systems read single blocks, and the kernel fails what is aligned to less than the mask:
+            // files want no more than their blocks, though a module may say a page.
             page_alignment: device
                 .bdev()
                 .registered_page_alignment()
@@ -125,8 +125,9 @@ impl DiskShape {
         registers && self.page_alignment.is_some()
     }
 
-    /// Whether a disk with these parameters can be served from this device: the kernel's users rely on its size and its
-    /// blocks, without a cache the kernel sends no flushes, and larger requests than [`IO_BYTES_MAX`] would fail.
+    /// Whether a disk with these parameters can be served from this device: the kernel's users rely on its
+    /// size and its blocks, without a cache the kernel sends no flushes, and larger requests than
+    /// [`IO_BYTES_MAX`] would fail.
     pub(crate) fn suits(&self, parameters: &UblkParameters) -> bool {
         let basic = &parameters.basic;
         let attributes = Attributes::from_bits_retain(basic.attributes);

@@ -31,8 +31,8 @@ pub struct UblkDisk {
     pub queues: u32,
     /// Requests in flight of a queue.
     pub queue_depth: u32,
-    /// The disk of a process without CAP_SYS_ADMIN, which must be able to read and write `/dev/ublk-control` and
-    /// `/dev/ublkcN`. It ends with the process.
+    /// The disk of a process without CAP_SYS_ADMIN, which must be able to read and write `/dev/ublk-control`
+    /// and `/dev/ublkcN`. It ends with the process.
     pub unprivileged: bool,
 }
 
@@ -54,8 +54,8 @@ impl UblkDisk {
 
 /// The ublk target of a program. Cheap to clone.
 ///
-/// [`create`](Self::create) comes first. Calls block while the kernel works, up to a minute, and must not be made on a
-/// reactor. A program without the target pays nothing for it.
+/// [`create`](Self::create) comes first. Calls block while the kernel works, up to a minute, and must not be
+/// made on a reactor. A program without the target pays nothing for it.
 #[derive(Clone)]
 pub struct UblkTarget(TargetControl<TargetState>);
 
@@ -96,8 +96,8 @@ impl UblkTarget {
         UblkTarget(TargetControl::new(registry, reactors, shared, state))
     }
 
-    /// Creates the target: opens the driver. Queues are served by the reactors of `cpumask`, SPDK's format of a set of
-    /// CPUs; by all if it is `None`.
+    /// Creates the target: opens the driver. Queues are served by the reactors of `cpumask`, SPDK's format of
+    /// a set of CPUs; by all if it is `None`.
     ///
     /// # Errors
     /// The target was created, no reactor is in the mask, or the kernel has no ublk of Linux 6.5 or later.
@@ -132,12 +132,12 @@ impl UblkTarget {
         Ok(())
     }
 
-    /// Makes a block device `/dev/ublkbN`, and returns its number. If the number is that of a disk of the same block
-    /// device whose server was killed, the disk is [recovered](Self::recover).
+    /// Makes a block device `/dev/ublkbN`, and returns its number. If the number is that of a disk of the
+    /// same block device whose server was killed, the disk is [recovered](Self::recover).
     ///
     /// # Errors
-    /// The block device is missing or does not suit, the number is in use, the kernel refuses, or a reactor does not
-    /// respond; nothing has changed then.
+    /// The block device is missing or does not suit, the number is in use, the kernel refuses, or a reactor
+    /// does not respond; nothing has changed then.
     pub fn start(&self, disk: &UblkDisk) -> Result<u32, UblkError> {
         if disk.queues == 0 || disk.queue_depth == 0 {
             return Err(UblkError::Invalid("num_queues and queue_depth: expected at least 1".into()));
@@ -172,11 +172,12 @@ impl UblkTarget {
         }
     }
 
-    /// Serves a disk whose server was killed, and returns its number. The kernel sends the requests that were in flight
-    /// again; none of them fails.
+    /// Serves a disk whose server was killed, and returns its number. The kernel sends the requests that were
+    /// in flight again; none of them fails.
     ///
     /// # Errors
-    /// There is no such disk, it has a server, or the block device has another size; the disk waits then as before.
+    /// There is no such disk, it has a server, or the block device has another size; the disk waits then as
+    /// before.
     pub fn recover(&self, bdev_name: &str, number: u32) -> Result<u32, UblkError> {
         let mut guard = self.lock()?;
         let (state, mailboxes) = created(&mut guard)?;

@@ -1,8 +1,9 @@
 //! The least block device that a vhost-user client accepts: the upper bound of any, with the same client.
 //!
-//! `bare SOCKET` listens, and serves one split virtqueue of one client until it disconnects. The device spins. It completes
-//! every chain with success: it follows the descriptors to the last one, which has the status, and looks neither at the
-//! request nor at its data. So it costs what the memory costs that both sides write, and no more. It trusts its client.
+//! `bare SOCKET` listens, and serves one split virtqueue of one client until it disconnects. The device
+//! spins. It completes every chain with success: it follows the descriptors to the last one, which has the
+//! status, and looks neither at the request nor at its data. So it costs what the memory costs that both
+//! sides write, and no more. It trusts its client.
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut};

@@ -1,12 +1,12 @@
 //! Measures a vhost-user block device with a driver that costs little.
 //!
-//! `vhost_blk measure [DEPTH [SECONDS]]` reads 4 KiB blocks of a null device from another thread, and prints the reads a
-//! second. `vhost_blk count [DEPTH [TURNS]]` runs the driver on the target's core, polls both alternately, and exits after
-//! TURNS polls. The instructions per read at a depth are the difference between two runs with different TURNS under
-//! `valgrind --tool=callgrind --toggle-collect='*GroupPoller*poll*'`.
+//! `vhost_blk measure [DEPTH [SECONDS]]` reads 4 KiB blocks of a null device from another thread, and prints
+//! the reads a second. `vhost_blk count [DEPTH [TURNS]]` runs the driver on the target's core, polls both
+//! alternately, and exits after TURNS polls. The instructions per read at a depth are the difference between
+//! two runs with different TURNS under `valgrind --tool=callgrind --toggle-collect='*GroupPoller*poll*'`.
 //!
-//! Virtqueue and requests lie in memory as those of libblkio do: a split virtqueue, a header and a status together and not
-//! aligned, the data in a region of its own, and chains of three descriptors.
+//! Virtqueue and requests lie in memory as those of libblkio do: a split virtqueue, a header and a status
+//! together and not aligned, the data in a region of its own, and chains of three descriptors.
 
 use std::io::{IoSlice, Read};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

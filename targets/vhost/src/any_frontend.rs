@@ -1,5 +1,5 @@
-//! A front-end and driver that do anything, for fuzzing: messages, virtqueues and SCSI commands into a whole target, whose
-//! cores take turns on one thread.
+//! A front-end and driver that do anything, for fuzzing: messages, virtqueues and SCSI commands into a whole
+//! target, whose cores take turns on one thread.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::ops::Range;
@@ -43,7 +43,8 @@ const DISK_BLOCKS: u64 = 256;
 const POLL_NS: u64 = 10_000;
 /// Cores of the target: that of the connection, and those of two workers.
 const CORES: usize = 3;
-/// Virtqueues of the session that is set up. SCSI hosts have two for other things than commands, and one for each core.
+/// Virtqueues of the session that is set up. SCSI hosts have two for other things than commands, and one for
+/// each core.
 const QUEUES: u32 = 2 + CORES as u32;
 const QUEUE_SIZE: u16 = 32;
 /// Bytes of guest memory for each virtqueue.
@@ -246,7 +247,8 @@ impl AnyFrontend {
         (address, u32::from(length) << (length & 7), writes)
     }
 
-    /// Adds a request of a block device or SCSI host: the header at a place of its own, data and answer as the bytes say.
+    /// Adds a request of a block device or SCSI host: the header at a place of its own, data and answer as
+    /// the bytes say.
     fn add_request(&mut self, input: &mut Input<'_>) {
         let (choice, queue) = (input.u8(), u32::from(input.u8()) % QUEUES);
         let place = REQUESTS + 512 * (u64::from(self.available[queue as usize]) % 64);
@@ -545,9 +547,9 @@ fn payload(kind: FrontendRequest, port: u16, input: &mut Input<'_>) -> Vec<u8> {
     }
 }
 
-/// A front-end whose messages, memory, virtqueues and requests are what the bytes say; the first byte selects a block
-/// device or a SCSI host, and its features. The target must not panic, and must free everything of a client that
-/// disconnects.
+/// A front-end whose messages, memory, virtqueues and requests are what the bytes say; the first byte selects
+/// a block device or a SCSI host, and its features. The target must not panic, and must free everything of a
+/// client that disconnects.
 ///
 /// # Panics
 /// If it does not.
@@ -642,7 +644,8 @@ mod tests {
                 (REGION_BYTES, DISK_BLOCKS as u32 * 512, true),
                 (REQUESTS + 128, 1, true),
             ];
-            // All of them find one request by the notification and one in a poll, so that each counts as busy.
+            // All of them find one request by the notification and one in a poll, so that each counts as
+            // busy.
             for number in 0..2 {
                 any.add(0, &parts);
                 rustix::io::write(&any.kick, &1_u64.to_ne_bytes()).expect("an eventfd takes it");

@@ -34,10 +34,10 @@ pub(crate) type VhostContext<'a> = IoContext<'a, VhostCore>;
 
 /// The device that a front-end has connected to.
 ///
-/// [`poll`](Self::poll) fetches requests of all virtqueues and submits them, [`complete`](Self::complete) writes status
-/// and used chains, and [`publish`](Self::publish) makes these visible and signals the driver, once a poll. While it is
-/// active, the driver's notifications are disabled and it is polled; after [`IDLE_NS`] without a request they are
-/// enabled, and it costs nothing.
+/// [`poll`](Self::poll) fetches requests of all virtqueues and submits them, [`complete`](Self::complete)
+/// writes status and used chains, and [`publish`](Self::publish) makes these visible and signals the driver,
+/// once a poll. While it is active, the driver's notifications are disabled and it is polled; after
+/// [`IDLE_NS`] without a request they are enabled, and it costs nothing.
 pub(crate) struct VhostDevice {
     pub(crate) controller: Arc<Controller>,
     /// Features that were negotiated.
@@ -73,8 +73,8 @@ pub(crate) struct VhostDevice {
     is_armed: bool,
     /// When a request was last found.
     active_ns: u64,
-    /// Requests of an earlier connection may not have completed: none is fetched, so that no late write of it follows a
-    /// newer one.
+    /// Requests of an earlier connection may not have completed: none is fetched, so that no late write of it
+    /// follows a newer one.
     waits_for_others: bool,
 }
 
@@ -141,7 +141,8 @@ fn active_log(log: Option<&DirtyLog>, features: Features) -> Option<&DirtyLog> {
     log.filter(|_| features.contains(Features::VHOST_LOG_ALL))
 }
 
-/// Returns a chain that was in flight. `unpublished` is the list of virtqueues with used chains that are not published.
+/// Returns a chain that was in flight. `unpublished` is the list of virtqueues with used chains that are not
+/// published.
 #[inline]
 fn return_chain(queues: &mut [Queue], unpublished: &mut Vec<u16>, used: &UsedChain) {
     // After the end of the connection there are no virtqueues.
@@ -202,7 +203,8 @@ impl VhostDevice {
         self.queues.iter().filter(|queue| queue.ring.is_some()).count()
     }
 
-    /// Starts virtqueues that can run, and finds the areas of others again: memory, features or a queue have changed.
+    /// Starts virtqueues that can run, and finds the areas of others again: memory, features or a queue have
+    /// changed.
     pub(crate) fn update_queues(&mut self, now_ns: u64) {
         (0..self.queues.len()).for_each(|index| self.update_queue(index, now_ns));
     }
@@ -416,7 +418,8 @@ impl VhostDevice {
         found
     }
 
-    /// Continues commands that need more than their first request. Returns the number of those that have ended.
+    /// Continues commands that need more than their first request. Returns the number of those that have
+    /// ended.
     pub(crate) fn resume(&mut self, context: &mut VhostContext<'_>) -> usize {
         let Requests::Scsi(scsi) = &mut self.requests else { return 0 };
         let guest =

@@ -13,7 +13,8 @@ use crate::workers::Workers;
 
 /// The session of a front-end.
 ///
-/// Requests are executed in order. One whose reply waits for devices, or for other cores, blocks those behind it.
+/// Requests are executed in order. One whose reply waits for devices, or for other cores, blocks those behind
+/// it.
 pub(crate) struct FrontendSession {
     messages: FrontendMessages,
     pending: Option<PendingReply>,

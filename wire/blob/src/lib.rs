@@ -2,10 +2,10 @@
 //!
 //! A store begins with a super block of 4 KiB. It says where three masks are (used metadata pages, clusters
 //! and blob ids) and where the metadata region begins, in metadata pages of 4 KiB or more from the start of
-//! the device. A blob is a chain of metadata pages, each with [`MetadataDescriptor`]s; the first page is at the index
-//! that the [`BlobId`] has. Super block and pages end with a CRC32C of what is before it. Integers are
-//! little-endian and not aligned. Versions 1 and 2 lack the mask of blob ids, and have zeroes in fields that
-//! came later.
+//! the device. A blob is a chain of metadata pages, each with [`MetadataDescriptor`]s; the first page is at
+//! the index that the [`BlobId`] has. Super block and pages end with a CRC32C of what is before it. Integers
+//! are little-endian and not aligned. Versions 1 and 2 lack the mask of blob ids, and have zeroes in fields
+//! that came later.
 //!
 //! While a store is not clean, the pages of its masks are not read. Two structures of our own are there then:
 //! [`PageCopy`] and [`PageGroups`]. Beside a store there may be checksums of its data: [`ChecksumHeader`].

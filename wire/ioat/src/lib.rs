@@ -1,7 +1,7 @@
 //! Registers and descriptors of Intel's I/OAT DMA engine (CBDMA), versions 3.0 to 3.4.
 //!
-//! [`IoatDescriptor`] is an entry of a channel's ring, [`ChannelStatus`] what a channel writes to memory when it
-//! has completed one, [`ChannelErrors`] why it has halted. Offsets of registers are in [`registers`]. The
+//! [`IoatDescriptor`] is an entry of a channel's ring, [`ChannelStatus`] what a channel writes to memory when
+//! it has completed one, [`ChannelErrors`] why it has halted. Offsets of registers are in [`registers`]. The
 //! facts are those of Intel's datasheets of server processors and of the Linux kernel's `ioatdma`; no silicon
 //! was seen by this code.
 //!

@@ -65,8 +65,8 @@ impl<const N: usize> Field for [u8; N] {
     }
 }
 
-/// Defines the header of a PDU. Each has `data_length` and `initiator_task_tag`; the others are given with their byte
-/// and, for those of a few bits, a mask. `F` stands for a first byte of flags that is always set.
+/// Defines the header of a PDU. Each has `data_length` and `initiator_task_tag`; the others are given with
+/// their byte and, for those of a few bits, a mask. `F` stands for a first byte of flags that is always set.
 macro_rules! pdu {
     (
         $(#[$meta:meta])*

@@ -1,9 +1,10 @@
 //! Encodings of iSCSI (RFC 7143): PDU headers, digests and the text keys of login and text requests.
 //!
-//! A PDU starts with a header of [`HEADER_BYTES`], decoded first as a [`BasicHeader`] for its opcode and the sizes of what
-//! follows: additional header segments, the header digest, data padded to four bytes ([`padded`]), the data digest
-//! ([`digest`]). The structure of its opcode has its other fields: [`LoginRequest`], [`ScsiCommand`], [`DataIn`], ….
-//! [`TextKeys`] iterates over the keys in a data segment; [`text`] has the forms of values. Integers are big-endian.
+//! A PDU starts with a header of [`HEADER_BYTES`], decoded first as a [`BasicHeader`] for its opcode and the
+//! sizes of what follows: additional header segments, the header digest, data padded to four bytes
+//! ([`padded`]), the data digest ([`digest`]). The structure of its opcode has its other fields:
+//! [`LoginRequest`], [`ScsiCommand`], [`DataIn`], …. [`TextKeys`] iterates over the keys in a data segment;
+//! [`text`] has the forms of values. Integers are big-endian.
 //!
 //! ```
 //! use wire_iscsi::{BasicHeader, NopOut, Opcode, RESERVED_TAG};

@@ -1,10 +1,11 @@
 //! Encodings of the NBD protocol: the fixed newstyle handshake and the transmission phase.
 //!
 //! A server greets with a [`NbdGreeting`]; the client answers with [`ClientFlags`] and sends options, each an
-//! [`OptionHeader`] with data ([`InfoRequest`], [`MetaContextRequest`]), which are answered by [`OptionReplyHeader`]s
-//! with data ([`Info`]). In the transmission phase a [`RequestHeader`] is answered by a [`SimpleReply`] or by chunks,
-//! each a [`ChunkHeader`] with data. Requests and chunks are longer where extended headers were negotiated
-//! ([`HeaderForm`]). Integers are big-endian. The format is that of `doc/proto.md` of the NBD project.
+//! [`OptionHeader`] with data ([`InfoRequest`], [`MetaContextRequest`]), which are answered by
+//! [`OptionReplyHeader`]s with data ([`Info`]). In the transmission phase a [`RequestHeader`] is answered by
+//! a [`SimpleReply`] or by chunks, each a [`ChunkHeader`] with data. Requests and chunks are longer where
+//! extended headers were negotiated ([`HeaderForm`]). Integers are big-endian. The format is that of
+//! `doc/proto.md` of the NBD project.
 //!
 //! ```
 //! use wire_nbd::{NbdCommand, CommandFlags, HeaderForm, RequestHeader};

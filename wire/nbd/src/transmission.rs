@@ -16,7 +16,8 @@ const EXTENDED_REPLY_MAGIC: u32 = 0x6e8a_278c;
 pub enum HeaderForm {
     /// Lengths of 32 bits.
     Compact,
-    /// Lengths of 64 bits, and chunks that repeat the offset of the request: `EXTENDED_HEADERS` was negotiated.
+    /// Lengths of 64 bits, and chunks that repeat the offset of the request: `EXTENDED_HEADERS` was
+    /// negotiated.
     Extended,
 }
 
@@ -148,8 +149,8 @@ impl RequestHeader {
         })
     }
 
-    /// Encodes it at the beginning of `out` and returns its size. Without extended headers, the length is cut to 32
-    /// bits.
+    /// Encodes it at the beginning of `out` and returns its size. Without extended headers, the length is cut
+    /// to 32 bits.
     pub fn encode(&self, form: HeaderForm, out: &mut [u8]) -> usize {
         let magic = if form == HeaderForm::Compact { REQUEST_MAGIC } else { EXTENDED_REQUEST_MAGIC };
         put(out, 0, magic.to_be_bytes());
@@ -272,8 +273,8 @@ impl ChunkHeader {
         Ok(ChunkHeader { flags: ChunkFlags::from_bits_retain(flags), kind, cookie, offset, length })
     }
 
-    /// Encodes it at the beginning of `out` and returns its size. Without extended headers, the offset is left out and
-    /// the length cut to 32 bits.
+    /// Encodes it at the beginning of `out` and returns its size. Without extended headers, the offset is
+    /// left out and the length cut to 32 bits.
     #[inline]
     pub fn encode(&self, form: HeaderForm, out: &mut [u8]) -> usize {
         let magic = if form == HeaderForm::Compact { STRUCTURED_REPLY_MAGIC } else { EXTENDED_REPLY_MAGIC };
@@ -354,7 +355,8 @@ impl Extent {
         }
     }
 
-    /// Encodes it at the beginning of `out` and returns its size. Without extended headers, both are cut to 32 bits.
+    /// Encodes it at the beginning of `out` and returns its size. Without extended headers, both are cut to
+    /// 32 bits.
     pub fn encode(&self, form: HeaderForm, out: &mut [u8]) -> usize {
         match form {
             HeaderForm::Compact => {

@@ -1,4 +1,5 @@
-//! The encodings against a session of libnbd 1.14 with qemu-nbd 7.2, and extended headers against the specification.
+//! The encodings against a session of libnbd 1.14 with qemu-nbd 7.2, and extended headers against the
+//! specification.
 #![allow(clippy::unwrap_used)]
 
 use wire_nbd::*;
@@ -149,7 +150,8 @@ fn the_replies_of_qemu() {
     assert_eq!(Extent::decode(HeaderForm::Compact, &bytes("0000f000 00000003")), Ok(extent));
 }
 
-/// doc/proto.md, "Extended request message", "Extended reply chunk message" and `NBD_REPLY_TYPE_BLOCK_STATUS_EXT`.
+/// doc/proto.md, "Extended request message", "Extended reply chunk message" and
+/// `NBD_REPLY_TYPE_BLOCK_STATUS_EXT`.
 #[test]
 fn extended_headers_of_the_specification() {
     let request = RequestHeader {

@@ -25,7 +25,8 @@ pub enum ControlRequest {
     StartUserRecovery,
     /// Resume the I/O of a device, when all requests of all queues were fetched by its new server.
     EndUserRecovery,
-    /// As [`GetDeviceInfo`](ControlRequest::GetDeviceInfo), where the caller names the device by its path too.
+    /// As [`GetDeviceInfo`](ControlRequest::GetDeviceInfo), where the caller names the device by its path
+    /// too.
     GetDeviceInfo2,
     /// Return the [`Features`] of the driver (Linux 6.5 and later).
     GetFeatures,
@@ -66,8 +67,8 @@ codec::fields! {
         length: u16,
         /// Address of a structure that the driver reads or writes.
         address: u64,
-        /// The server's process at the start and at the end of a recovery, the sectors of a new size, the queue whose
-        /// affinity is asked for.
+        /// The server's process at the start and at the end of a recovery, the sectors of a new size, the
+        /// queue whose affinity is asked for.
         value: u64,
         /// Bytes of the path of the character device before the structure, its NUL included; with
         /// [`Features::UNPRIVILEGED_DEVICE`] only.
@@ -150,8 +151,8 @@ impl UblkDeviceState {
 }
 
 bitflags::bitflags! {
-    /// Features of the driver and of a device. Those of zoned devices and of integrity are left out; unknown ones are
-    /// preserved.
+    /// Features of the driver and of a device. Those of zoned devices and of integrity are left out; unknown
+    /// ones are preserved.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub struct Features: u64 {
         /// The pages of a request can be registered with an io_uring as a buffer.
@@ -186,8 +187,9 @@ bitflags::bitflags! {
 mod tests {
     use super::*;
 
-    // Values and bytes of these tests come from a C program that filled the structures of `linux/ublk_cmd.h` of Linux 6.1.
-    // It wrote what later kernels define (owners, newer features and commands) as numbers into their reserved fields.
+    // Values and bytes of these tests come from a C program that filled the structures of `linux/ublk_cmd.h`
+    // of Linux 6.1. It wrote what later kernels define (owners, newer features and commands) as numbers into
+    // their reserved fields.
 
     #[test]
     fn requests_have_the_numbers_of_the_kernel_header() {

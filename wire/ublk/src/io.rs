@@ -42,12 +42,12 @@ codec::fields! {
         queue: u16,
         /// Tag of the request, from 0 to the depth of the queue less 1.
         tag: u16,
-        /// Of [`IoRequest::CommitAndFetch`]: bytes of a read or write that succeeded, 0 of another request, or an errno
-        /// negated.
+        /// Of [`IoRequest::CommitAndFetch`]: bytes of a read or write that succeeded, 0 of another request,
+        /// or an errno negated.
         result: i32,
         /// Address of the buffer that data is copied from and to; 0 with
-        /// [`Features::USER_COPY`](crate::Features::USER_COPY). Without, the driver wants one of every read that is
-        /// completed, also of one that has failed.
+        /// [`Features::USER_COPY`](crate::Features::USER_COPY). Without, the driver wants one of every read
+        /// that is completed, also of one that has failed.
         address: u64,
     }
 }
@@ -146,13 +146,14 @@ bitflags::bitflags! {
 }
 
 /// Where the driver registers the pages of the next request of a tag (`ublk_auto_buf_reg`), for a device with
-/// [`Features::AUTO_BUF_REG`](crate::Features::AUTO_BUF_REG). It is the address of the io_uring entry of a command, not
-/// [`IoCommand::address`].
+/// [`Features::AUTO_BUF_REG`](crate::Features::AUTO_BUF_REG). It is the address of the io_uring entry of a
+/// command, not [`IoCommand::address`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AutoBufferRegistration {
     /// Index among the registered buffers of the io_uring that the command is sent by.
     pub index: u16,
-    /// Deliver a request whose pages cannot be registered with [`IoFlags::NEED_REGISTRATION`]; it fails otherwise.
+    /// Deliver a request whose pages cannot be registered with [`IoFlags::NEED_REGISTRATION`]; it fails
+    /// otherwise.
     pub fallback: bool,
 }
 
@@ -167,8 +168,8 @@ impl AutoBufferRegistration {
 /// [`Features::USER_COPY`](crate::Features::USER_COPY).
 ///
 /// # Panics
-/// If `queue` is not below [`QUEUES_MAX`] or `byte` not below [`IO_BYTES_MAX`]: the offset would be that of another
-/// request.
+/// If `queue` is not below [`QUEUES_MAX`] or `byte` not below [`IO_BYTES_MAX`]: the offset would be that of
+/// another request.
 pub const fn data_offset(queue: u16, tag: u16, byte: u32) -> u64 {
     assert!(queue < QUEUES_MAX && byte < IO_BYTES_MAX);
     DATA_START + ((queue as u64) << QUEUE_SHIFT | (tag as u64) << TAG_SHIFT | byte as u64)
@@ -190,8 +191,8 @@ mod tests {
 
     use super::*;
 
-    // Values and bytes of these tests come from a C program that filled the structures of `linux/ublk_cmd.h` of Linux 6.1;
-    // offsets of data are those that later kernels define.
+    // Values and bytes of these tests come from a C program that filled the structures of `linux/ublk_cmd.h`
+    // of Linux 6.1; offsets of data are those that later kernels define.
 
     #[test]
     fn requests_have_the_numbers_of_the_kernel_header() {

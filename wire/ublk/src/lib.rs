@@ -1,14 +1,15 @@
 //! Encodings of ublk, the Linux driver whose block devices are served by a process.
 //!
-//! A server sends [`ControlCommand`]s, each with the number of a [`ControlRequest`], to `/dev/ublk-control`: they add a
-//! device ([`DeviceInfo`]), set its [`UblkParameters`], start and stop it. On `/dev/ublkcN` it fetches the requests of a
-//! queue with [`IoCommand`]s ([`IoRequest`]); the driver describes each in an [`IoDescriptor`], in memory that both map.
-//! With [`Features::USER_COPY`] the data of a request is read and written at the [`data_offset`] of the same file; without,
-//! the driver copies it from and to addresses that the server gives, that of a write when it knows the request with
-//! [`Features::NEED_GET_DATA`].
-//! Commands are sent by io_uring (`IORING_OP_URING_CMD`): control commands of 32 bytes need entries of 128 bytes, I/O
-//! commands of 16 fit in those of 64. Integers are in host byte order; this crate assumes little-endian, as on every machine that Ringbolt supports. The format is that of
-//! `linux/ublk_cmd.h`; the numbers of commands are the ones of [`Features::CMD_IOCTL_ENCODE`] (Linux 6.4 and later).
+//! A server sends [`ControlCommand`]s, each with the number of a [`ControlRequest`], to `/dev/ublk-control`:
+//! they add a device ([`DeviceInfo`]), set its [`UblkParameters`], start and stop it. On `/dev/ublkcN` it
+//! fetches the requests of a queue with [`IoCommand`]s ([`IoRequest`]); the driver describes each in an
+//! [`IoDescriptor`], in memory that both map. With [`Features::USER_COPY`] the data of a request is read and
+//! written at the [`data_offset`] of the same file; without, the driver copies it from and to addresses that
+//! the server gives, that of a write when it knows the request with [`Features::NEED_GET_DATA`]. Commands are
+//! sent by io_uring (`IORING_OP_URING_CMD`): control commands of 32 bytes need entries of 128 bytes, I/O
+//! commands of 16 fit in those of 64. Integers are in host byte order; this crate assumes little-endian, as
+//! on every machine that Ringbolt supports. The format is that of `linux/ublk_cmd.h`; the numbers of commands
+//! are the ones of [`Features::CMD_IOCTL_ENCODE`] (Linux 6.4 and later).
 //!
 //! ```
 //! use wire_ublk::{IoDescriptor, IoFlags, UblkOperation};

@@ -67,8 +67,8 @@ pub struct UblkParameters {
     pub basic: BasicParameters,
     /// Limits of discards and of zeroes, for a device that has them.
     pub discard: Option<DiscardParameters>,
-    /// Mask of the bits of memory addresses that are 0 in requests (`ublk_param_dma_align`, Linux 6.15), if it is not the
-    /// driver's 3.
+    /// Mask of the bits of memory addresses that are 0 in requests (`ublk_param_dma_align`, Linux 6.15), if
+    /// it is not the driver's 3.
     pub alignment_mask: Option<u32>,
 }
 
@@ -81,8 +81,8 @@ impl UblkParameters {
     /// Decodes the structure, as the driver returns it.
     ///
     /// # Errors
-    /// `from` is shorter than [`SIZE`](Self::SIZE), the length in it than those without an alignment, or there are no basic
-    /// parameters.
+    /// `from` is shorter than [`SIZE`](Self::SIZE), the length in it than those without an alignment, or
+    /// there are no basic parameters.
     pub fn decode(from: &[u8]) -> Result<UblkParameters, DecodeError> {
         let header = Header::decode(from)?;
         if (header.length as usize) < UblkParameters::SIZE_MIN {
@@ -150,8 +150,8 @@ mod tests {
 
     use super::*;
 
-    /// The bytes of a C program that filled the structure of `linux/ublk_cmd.h` of Linux 6.1, and what later kernels define:
-    /// the length of a structure with an alignment, its type and its place.
+    /// The bytes of a C program that filled the structure of `linux/ublk_cmd.h` of Linux 6.1, and what later
+    /// kernels define: the length of a structure with an alignment, its type and its place.
     const GOLDEN: [u8; UblkParameters::SIZE] = with_alignment([
         0x74, 0, 0, 0, 0x13, 0, 0, 0, 0x0c, 0, 0, 0, 0x09, 0x0c, 0x10, 0x0d, 0, 0x08, 0, 0, 0, 0x01, 0, 0, 0,
         0, 0x20, 0, 0, 0, 0, 0, 0xff, 0x0f, 0, 0, 0, 0, 0, 0, 0, 0x02, 0, 0, 0, 0x10, 0, 0, 0, 0, 0x01, 0, 0,

@@ -1,12 +1,12 @@
 //! Encodings of the vhost-user protocol: a virtio device that another process serves.
 //!
-//! The front-end (QEMU, libblkio) sends [`VhostUserHeader`]s with a [`FrontendRequest`] and a payload over a UNIX socket, and the
-//! back-end answers some of them. Memory is described by [`MemoryRegion`]s, whose files travel as ancillary data of the
-//! socket and are not part of this crate; virtqueues by [`VringState`] and [`VringAddress`]. With
-//! [`ProtocolFeatures::BACKEND_REQ`] the back-end sends [`BackendRequest`]s over a socket of their own. Requests in
-//! flight survive the back-end in a region that both map ([`inflight`]). Integers are in host byte order; this crate
-//! assumes little-endian, as on every machine that Ringbolt supports. The format is that of QEMU's
-//! `docs/interop/vhost-user.rst`.
+//! The front-end (QEMU, libblkio) sends [`VhostUserHeader`]s with a [`FrontendRequest`] and a payload over a
+//! UNIX socket, and the back-end answers some of them. Memory is described by [`MemoryRegion`]s, whose files
+//! travel as ancillary data of the socket and are not part of this crate; virtqueues by [`VringState`] and
+//! [`VringAddress`]. With [`ProtocolFeatures::BACKEND_REQ`] the back-end sends [`BackendRequest`]s over a
+//! socket of their own. Requests in flight survive the back-end in a region that both map ([`inflight`]).
+//! Integers are in host byte order; this crate assumes little-endian, as on every machine that Ringbolt
+//! supports. The format is that of QEMU's `docs/interop/vhost-user.rst`.
 //!
 //! ```
 //! use wire_vhost_user::{FrontendRequest, VhostUserHeader, VringState};

@@ -66,8 +66,8 @@ enum BenchmarkKind {
     Fio(fio::FioJob),
     /// Start-up of many load generator processes.
     Processes,
-    /// The replicated store with so many logical groups, or the usual number, compared with a volume that is
-    /// not replicated.
+    /// The replicated store with this number of logical groups, or the usual one, compared with a volume that
+    /// is not replicated.
     Store(IoPattern, LoopCache, Option<u32>),
     /// The replicated store with logs on devices of their own.
     StoreLogs(IoPattern),

@@ -16,8 +16,8 @@ use super::process::{ChildProcess, describe};
 use super::server::{TargetNamespaces, TargetServer};
 use super::{RunContext, RunOutcome};
 
-/// I/Os of the shorter run. Start-up waits for clocks and so varies by some hundred thousand instructions from
-/// run to run: less than one per I/O.
+/// I/Os of the shorter run. Start-up waits for clocks and so varies by some hundred thousand instructions
+/// from run to run: less than one per I/O.
 const IOS: u64 = 1_000_000;
 /// The same for the target, whose I/Os take ten times as many instructions.
 const IOS_TARGET: u64 = 50_000;
@@ -100,8 +100,8 @@ fn null_device(
     )
 }
 
-/// The same at depth 128 on `device`: one of the null devices `Null0` and `Null1` of a configuration file, or what the
-/// file's further call makes of them.
+/// The same at depth 128 on `device`: one of the null devices `Null0` and `Null1` of a configuration file, or
+/// what the file's further call makes of them.
 pub(super) fn configured(
     context: &RunContext<'_>,
     device: &str,
@@ -172,8 +172,8 @@ fn valgrind_of(context: &RunContext<'_>, program: &Path, options: &[&str]) -> Co
     command
 }
 
-/// Instructions per I/O: those of a run with `2 * ios` I/Os less those of a run with `ios`. `run` returns whether
-/// it succeeded, the file with Valgrind's output, and its commands.
+/// Instructions per I/O: those of a run with `2 * ios` I/Os less those of a run with `ios`. `run` returns
+/// whether it succeeded, the file with Valgrind's output, and its commands.
 fn difference(
     ios: u64,
     run: impl Fn(u64) -> anyhow::Result<(bool, &'static str, Vec<String>)>,

@@ -23,8 +23,8 @@ pub(super) enum BenchMetric {
     CpuPercent,
     /// Resident memory in 2^20 bytes.
     RssMib,
-    /// Milliseconds from exec until the target accepts connections, or until all processes have done their I/O
-    /// and exited.
+    /// Milliseconds from exec until the target accepts connections, or until all processes have done their
+    /// I/O and exited.
     StartMs,
     /// Resident memory of an idle block device with its namespace, in 2^10 bytes.
     BdevKib,

@@ -246,7 +246,8 @@ impl<'a> BenchReport<'a> {
         [spdk, format!("{sign} {}", metric.format(limit)), met.to_string()]
     }
 
-    /// The goal. A multiple of SPDK's rate is the goal of the measured ratio where there is one, and else of the rate.
+    /// The goal. A multiple of SPDK's rate is the goal of the measured ratio where there is one, and else of
+    /// the rate.
     fn limit(&self, case: &str, metric: BenchMetric) -> Option<f64> {
         if metric == BenchMetric::SpdkRatio {
             let rates = [BenchMetric::Iops, BenchMetric::Gibps];

@@ -65,7 +65,8 @@ impl BdevModule {
     /// appears by [`Bdev::on_base_returned`](crate::Bdev::on_base_returned).
     ///
     /// # Errors
-    /// Of `create`; `EINVAL` if it is its own base; `EEXIST` if the name is in use or pending, `ENOMEM` if too many are pending.
+    /// Of `create`; `EINVAL` if it is its own base; `EEXIST` if the name is in use or pending, `ENOMEM` if
+    /// too many are pending.
     pub fn create_on_bases<P: Parameters + Send + 'static>(
         &self,
         bases: &[&str],

@@ -23,8 +23,8 @@ use crate::{
 const QUEUED_SENDS_MAX: usize = 64;
 /// Maximum number of sends of a core whose memory the kernel uses.
 const KERNEL_SENDS_MAX: u32 = 1 << 16;
-/// Maximum number of reads per connection and poll without multishot receives, so that a busy connection does not
-/// starve others.
+/// Maximum number of reads per connection and poll without multishot receives, so that a busy connection does
+/// not starve others.
 const READS_PER_POLL_MAX: usize = 16;
 
 /// The owned transfers of a core's sockets.
@@ -39,7 +39,8 @@ pub(super) struct Transfers {
     pub(super) stats: SendStats,
     /// The buffers for multishot receives.
     group: Option<BufferGroupId>,
-    /// Sends whose memory the kernel uses, also of closed connections; the slot is the tag of the event loop's send.
+    /// Sends whose memory the kernel uses, also of closed connections; the slot is the tag of the event
+    /// loop's send.
     in_kernel: Slab<KernelSend>,
     /// Connections whose next send did not fit in the event loop.
     retry: Vec<ConnectionId>,
@@ -309,8 +310,8 @@ impl Sockets {
         Ok(self)
     }
 
-    /// Lets connections send large data without a copy by [`Network::send_owned`](crate::Network::send_owned), those that
-    /// are added while `switch` is on.
+    /// Lets connections send large data without a copy by
+    /// [`Network::send_owned`](crate::Network::send_owned), those that are added while `switch` is on.
     #[must_use]
     pub fn with_zero_copy(self, events: &EventLoop, pool: &Pool, switch: &'static ZeroCopySwitch) -> Sockets {
         let spare = Some((events.client(), pool.clone()));
@@ -338,8 +339,8 @@ impl Sockets {
         })
     }
 
-    /// Serves owned transfers with the events of a poll from index `before`, of which it removes those that announce
-    /// data for an owned receive. Returns the number of transfer events.
+    /// Serves owned transfers with the events of a poll from index `before`, of which it removes those that
+    /// announce data for an owned receive. Returns the number of transfer events.
     pub(super) fn serve_transfers(
         &mut self,
         events: &mut Vec<NetworkEvent<SocketStream>>,
@@ -377,8 +378,8 @@ impl Sockets {
         count
     }
 
-    /// Continues with the transfers of a connection that is ready; returns whether the readiness is only of interest
-    /// here.
+    /// Continues with the transfers of a connection that is ready; returns whether the readiness is only of
+    /// interest here.
     fn serve_ready(&mut self, transfers: &mut Transfers, id: ConnectionId) -> bool {
         let Some(connection) = self.connections.get_mut(id.0) else { return false };
         transfers.advance(id, connection);

@@ -10,16 +10,17 @@ use file_lock::LockMode;
 
 use super::{EngineFileError, LOCKED};
 
-/// Excludes other processes from a regular file or a block device, those that serve it for reading included, until the last copy is
-/// dropped. A process has one lock of a file, whatever the number of jobs and names. It is taken by the process that
-/// starts the jobs, since they can be processes of their own, and opening an [`super::EngineFile`] does not need it.
+/// Excludes other processes from a regular file or a block device, those that serve it for reading included,
+/// until the last copy is dropped. A process has one lock of a file, whatever the number of jobs and names.
+/// It is taken by the process that starts the jobs, since they can be processes of their own, and opening an
+/// [`super::EngineFile`] does not need it.
 #[derive(Clone, Debug)]
 pub struct WriteLock {
     _file: Arc<File>,
 }
 
-/// Device and inode; of a block device its own number, since it has several nodes, and no file has the inode number
-/// `u64::MAX`. No other file has them while the file is open.
+/// Device and inode; of a block device its own number, since it has several nodes, and no file has the inode
+/// number `u64::MAX`. No other file has them while the file is open.
 type FileId = (u64, u64);
 
 fn id_of(metadata: &Metadata) -> FileId {
@@ -42,8 +43,8 @@ static SHARED: LazyLock<Vec<File>> = LazyLock::new(|| os::inherited_files(file_l
 const TIMEOUT: Duration = Duration::from_secs(1);
 
 impl WriteLock {
-    /// Locks a regular file or a block device, or shares the lock that this process or the one that started it has; `None`
-    /// if the path is neither.
+    /// Locks a regular file or a block device, or shares the lock that this process or the one that started
+    /// it has; `None` if the path is neither.
     ///
     /// # Errors
     /// A file that cannot be opened, a regular one for writing, or the process that has locked it.
@@ -53,7 +54,8 @@ impl WriteLock {
         if !kind.is_file() && !kind.is_block_device() {
             return Ok(None);
         }
-        // Closing a block device that was open for writing makes udev probe it, and a lock needs no write access.
+        // Closing a block device that was open for writing makes udev probe it, and a lock needs no write
+        // access.
         let file = File::options().read(true).write(kind.is_file()).open(path).map_err(failed("open"))?;
         let metadata = file.metadata().map_err(failed("open"))?;
         let id = id_of(&metadata);

@@ -1,9 +1,10 @@
 //! Compares two sides, each measured several times, in all cells of one metric at once.
 //!
-//! A replicate is a block of repetitions of a run, or a whole run if a side has several. The model of a value's
-//! logarithm is `cell + side effect of the cell + effect of the replicate, common to all cells + scatter of the cell`.
-//! The common effect is what makes two runs of the same program differ: temperature, garbage collection, neighbours.
-//! It does not average out over cells, so the interval of each cell includes it.
+//! A replicate is a block of repetitions of a run, or a whole run if a side has several. The model of a
+//! value's logarithm is `cell + side effect of the cell + effect of the replicate, common to all cells +
+//! scatter of the cell`. The common effect is what makes two runs of the same program differ: temperature,
+//! garbage collection, neighbours. It does not average out over cells, so the interval of each cell includes
+//! it.
 
 use std::collections::BTreeMap;
 
@@ -22,12 +23,14 @@ pub enum ReplicateOrder {
 }
 
 impl ReplicateOrder {
-    /// The variance of the difference of both sides' common effects, in variances of a replicate's common effect.
+    /// The variance of the difference of both sides' common effects, in variances of a replicate's common
+    /// effect.
     fn common_factor(self, a: f64, b: f64) -> f64 {
         match self {
-            // If the common effect is a random walk, the means of two adjacent runs of R blocks differ with a variance
-            // of q (2R² + 1) / 3R, and the blocks of a run scatter with q (R + 1) / 6, for a step variance of q. The
-            // ratio is below 4; it is 3 R / (R + 1) for a steady drift, and 2 / R for independent blocks.
+            // If the common effect is a random walk, the means of two adjacent runs of R blocks differ with a
+            // variance of q (2R² + 1) / 3R, and the blocks of a run scatter with q (R + 1) / 6, for a step
+            // variance of q. The ratio is below 4; it is 3 R / (R + 1) for a steady drift, and 2 / R for
+            // independent blocks.
             ReplicateOrder::SeparateRuns => 4.0,
             ReplicateOrder::Exchangeable => 1.0 / a + 1.0 / b,
         }
@@ -82,8 +85,8 @@ impl Side {
     }
 }
 
-/// The common effect of each replicate of a side: the median over the cells of the deviation from the cell's mean. A
-/// median, because a single cell with an outlier is not a property of the replicate.
+/// The common effect of each replicate of a side: the median over the cells of the deviation from the cell's
+/// mean. A median, because a single cell with an outlier is not a property of the replicate.
 #[derive(Default)]
 struct CommonEffects(BTreeMap<usize, f64>);
 
@@ -151,8 +154,8 @@ pub fn compare_replicates(cells: &[ReplicatedCell], order: ReplicateOrder, level
     ReplicateEffects { cells: effects, overall }
 }
 
-/// The scatter of each cell around its means and the common effects. With few cells, the common effect cannot be told
-/// from the cells' own scatter and stays in it.
+/// The scatter of each cell around its means and the common effects. With few cells, the common effect cannot
+/// be told from the cells' own scatter and stays in it.
 fn own_scatter(
     sides: &[Option<(Side, Side)>],
     common_a: &CommonEffects,
@@ -180,7 +183,8 @@ fn part(scatter: Scatter, factor: f64) -> Scatter {
     Scatter { variance: scatter.variance * factor, ..scatter }
 }
 
-/// An effect whose variance is the sum of `parts`; without parts, or if one of them is unknown, it has no interval.
+/// An effect whose variance is the sum of `parts`; without parts, or if one of them is unknown, it has no
+/// interval.
 fn effect(difference: f64, parts: Vec<Scatter>, level: f64) -> ReplicateEffect {
     let ratio = difference.exp();
     let unknown = ReplicateEffect { ratio, interval: None, p_value: None };
@@ -208,8 +212,8 @@ fn effect(difference: f64, parts: Vec<Scatter>, level: f64) -> ReplicateEffect {
     ReplicateEffect { ratio, interval: Some(ConfidenceInterval { low, high }), p_value: Some(p_value) }
 }
 
-/// The p-values corrected for their number by Benjamini and Hochberg: among those that are at most `x`, a share of at
-/// most `x` is expected to be wrong.
+/// The p-values corrected for their number by Benjamini and Hochberg: among those that are at most `x`, a
+/// share of at most `x` is expected to be wrong.
 pub fn corrected_p_values(p_values: &[f64]) -> Vec<f64> {
     let count = p_values.len();
     let mut order: Vec<usize> = (0..count).collect();

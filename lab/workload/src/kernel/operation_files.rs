@@ -6,8 +6,9 @@ use super::paths;
 use crate::jobfile::PerfJob;
 use crate::run::RunError;
 
-/// Creates what the job queries or deletes, after all names were checked and before any copy starts. A name that is of
-/// another kind than the job's files, such as a device or a symbolic link, is rejected, so that none is ever deleted.
+/// Creates what the job queries or deletes, after all names were checked and before any copy starts. A name
+/// that is of another kind than the job's files, such as a device or a symbolic link, is rejected, so that
+/// none is ever deleted.
 pub(super) fn prepare(job: &PerfJob, operation: MetadataOperation) -> Result<(), RunError> {
     let of_directories = operation.is_of_directories();
     let copies = if job.filenames.is_empty() { job.numjobs } else { 1 };
@@ -78,8 +79,8 @@ mod tests {
         names
     }
 
-    /// fio 3.33 reports 5 reads of 20,480 bytes for the engines of files, and leaves the same names; it has those of
-    /// directories only since later versions, which are taken to count alike.
+    /// fio 3.33 reports 5 reads of 20,480 bytes for the engines of files, and leaves the same names; it has
+    /// those of directories only since later versions, which are taken to count alike.
     #[test]
     fn each_file_is_one_io_and_names_are_those_of_fio() {
         let directory = std::env::temp_dir().join(format!("ringbolt-file-operations-{}", std::process::id()));

@@ -158,8 +158,8 @@ impl BlobFs {
         options: BlobFsOptions,
     ) -> Result<BlobFs, NoBlobFs> {
         let loaded = load_files(&store)?;
-        // Without a type it would be no store of files any more when its last file is deleted. A store that was
-        // not unloaded gets its first write as it is opened.
+        // Without a type it would be no store of files any more when its last file is deleted. A store that
+        // was not unloaded gets its first write as it is opened.
         store.set_store_type(STORE_TYPE);
         let open = OpenBlobStore::open(store.clone(), device);
         Ok(BlobFs::new(Some(open), store, device, options, loaded))

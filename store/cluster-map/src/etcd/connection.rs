@@ -151,8 +151,8 @@ impl HttpConnection {
         self.transport.write_all(&[head.as_bytes(), body].concat(), Instant::now() + limit)
     }
 
-    /// Waits for the whole answer, `limit` for its first bytes and `limit_of_all` for all of it. Returns its status and its
-    /// body.
+    /// Waits for the whole answer, `limit` for its first bytes and `limit_of_all` for all of it. Returns its
+    /// status and its body.
     pub(super) fn receive(
         &mut self,
         limit: Duration,

@@ -191,7 +191,8 @@ impl GatewayError {
     }
 }
 
-/// What etcd refuses, by the texts of its errors: several have one code of gRPC (`api/v3rpc/rpctypes/error.go`).
+/// What etcd refuses, by the texts of its errors: several have one code of gRPC
+/// (`api/v3rpc/rpctypes/error.go`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
     /// The token is missing, has expired, or is older than a change of users and roles.

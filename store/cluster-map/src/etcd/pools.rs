@@ -64,8 +64,8 @@ impl EtcdMap {
         Err(busy(name))
     }
 
-    /// Moves an image that nobody has attached. Who attaches it at the same time finds that it is gone; its
-    /// attach epoch goes with it.
+    /// Moves an image that no client has attached. Who attaches it at the same time finds that it is gone;
+    /// its attach epoch goes with it.
     fn move_image(&self, name: &str, entry: &ImageEntry, pool: &str, to: &str) -> Result<(), MapError> {
         let [old, new] = [pool, to].map(|pool| self.key(&format!("images/{pool}/{name}")));
         let [old_lock, new_lock] = [pool, to].map(|pool| self.key(&lock_name(pool, entry.volume)));

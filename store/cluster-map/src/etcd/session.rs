@@ -1,4 +1,5 @@
-//! The user that requests are made as: its name and password in a file, and the token that etcd gives for them.
+//! The user that requests are made as: its name and password in a file, and the token that etcd gives for
+//! them.
 
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -14,13 +15,13 @@ use crate::MapError;
 const USER_BYTES_MAX: usize = 4096;
 /// Most bytes of a token: a signed one (JWT) has about 1 KiB.
 const TOKEN_BYTES_MAX: usize = 8 << 10;
-/// A name and password that etcd refused are not sent again for this time: each attempt costs etcd a hash that is slow on
-/// purpose, and changes are waited for five times a second.
+/// A name and password that etcd refused are not sent again for this time: each attempt costs etcd a hash
+/// that is slow on purpose, and changes are waited for five times a second.
 const REFUSED_TIME: Duration = Duration::from_secs(5);
 /// A token is not replaced before this time, for the same reason.
 const TOKEN_TIME_MIN: Duration = Duration::from_secs(1);
-/// Servers before 3.4.20 and 3.5.5 say `permission denied` of a watch whose token has expired. A token as old as this may
-/// be such a one; a missing right costs one more authentication in this time.
+/// Servers before 3.4.20 and 3.5.5 say `permission denied` of a watch whose token has expired. A token as old
+/// as this may be such a one; a missing right costs one more authentication in this time.
 const TOKEN_TIME_DOUBTED: Duration = Duration::from_secs(5);
 
 /// A user of etcd.
@@ -101,8 +102,9 @@ pub(super) enum TokenSource {
     Authenticate(EtcdUser),
 }
 
-/// The token of a process, sans-IO: [`next`](Self::next) before a request, [`authenticated`](Self::authenticated) with
-/// what it asked for, [`is_stale`](Self::is_stale) after a refusal says whether to begin again.
+/// The token of a process, sans-IO: [`next`](Self::next) before a request,
+/// [`authenticated`](Self::authenticated) with what it asked for, [`is_stale`](Self::is_stale) after a
+/// refusal says whether to begin again.
 pub(super) struct EtcdSession {
     pub(super) file: Option<PathBuf>,
     state: Mutex<SessionState>,
@@ -113,8 +115,8 @@ impl EtcdSession {
         EtcdSession { file, state: Mutex::new(SessionState::New) }
     }
 
-    /// Where the token of a request comes from. The file is read for each authentication, so that a new password needs no
-    /// restart.
+    /// Where the token of a request comes from. The file is read for each authentication, so that a new
+    /// password needs no restart.
     pub(super) fn next(&self, now: Instant) -> Result<TokenSource, MapError> {
         let Some(file) = &self.file else { return Ok(TokenSource::Known(None)) };
         let state = sync::lock(&self.state);

@@ -1,7 +1,7 @@
 //! TLS to etcd (rustls, sans-IO): whom this process trusts, who it is, and a connection with a time limit.
 //!
-//! Here and not in `host/sockets`: these are sockets of control threads, and nothing else of Ringbolt's has certificates.
-//! NVMe/TCP's pre-shared keys are no part of rustls.
+//! Here and not in `host/sockets`: these are sockets of control threads, and nothing else of Ringbolt's has
+//! certificates. NVMe/TCP's pre-shared keys are no part of rustls.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -45,7 +45,8 @@ impl TlsSettings {
         Err(MapError::Invalid(reason.to_string()))
     }
 
-    /// What a connection needs. The files are read for each one: certificates are replaced while a process runs.
+    /// What a connection needs. The files are read for each one: certificates are replaced while a process
+    /// runs.
     fn config(&self) -> Result<Arc<ClientConfig>, EtcdFileError> {
         let mut contents = FileContents::default();
         for (content, (named, path)) in contents.iter_mut().zip(self.files.of_tls()) {
@@ -112,8 +113,8 @@ fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, &'static str
     }
 }
 
-/// A TLS connection whose every step ends at a deadline. What is received and not read yet is bounded by rustls: 64 KiB of
-/// a handshake, and a record of 16 KiB.
+/// A TLS connection whose every step ends at a deadline. What is received and not read yet is bounded by
+/// rustls: 64 KiB of a handshake, and a record of 16 KiB.
 pub(super) struct TlsStream {
     socket: TcpStream,
     tls: Box<ClientConnection>,

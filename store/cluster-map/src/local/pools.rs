@@ -69,7 +69,7 @@ impl LocalMap {
         Ok(images)
     }
 
-    /// Whether a pool has this name, while the lock of names is held.
+    /// Whether a pool has this name, under the lock of names.
     pub(super) fn has_pool(&self, name: &str) -> Result<bool, MapError> {
         Ok(self.pools()?.contains_key(name))
     }

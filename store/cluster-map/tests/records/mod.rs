@@ -187,7 +187,7 @@ pub(crate) fn pools_get_other_names_and_numbers_of_replicas(map: &impl ClusterMa
     assert_eq!(map.removed_groups().unwrap(), []);
 }
 
-/// How a cluster recovers, in a map of which nobody has said anything of that.
+/// How a cluster recovers, in a map that has no record of it.
 pub(crate) fn recovery_changes_from_what_was_read(map: &impl ClusterMap) {
     let none = RecoverySettings::default();
     assert_eq!(map.recovery().unwrap(), none);

@@ -728,7 +728,7 @@ impl Watcher {
         if !self.is_remembered {
             return;
         }
-        // What an older copy of the map says of pools is not believed.
+        // An older copy of the map may have other pools: it is not believed.
         let is_older = self.is_map_older();
         let deliver = |group: &u32| {
             let (Some(replica), Some(record)) = (self.config.groups.get(group), self.records.get(group))

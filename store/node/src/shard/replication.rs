@@ -1,12 +1,14 @@
 //! A shard that belongs to a replica of a logical group: it carries out what the replica decides.
 //!
-//! What goes to the log is in one queue ([`Replication::log_queue`]): it waits for room there, for memory, and for entries
-//! that are being written before others take their places. What concerns objects is in another
-//! ([`Replication::object_queue`]), because room in the log may need what waits there. An entry that is committed is
-//! where [`Shard::committed`](super::Shard) keeps those of a store without replicas, and goes in place as they do.
+//! What goes to the log is in one queue ([`Replication::log_queue`]): it waits for room there, for memory,
+//! and for entries that are being written before others take their places. What concerns objects is in
+//! another ([`Replication::object_queue`]), because room in the log may need what waits there. An entry that
+//! is committed is where [`Shard::committed`](super::Shard) keeps those of a store without replicas, and goes
+//! in place as they do.
 //!
-//! A checkpoint records what is in place, which may be more than the replica asked for, with the requests that are applied
-//! up to there. So a checkpoint can be made at any time, also when an entry waits for the space that others gave up.
+//! A checkpoint records what is in place, which may be more than the replica asked for, with the requests
+//! that are applied up to there. So a checkpoint can be made at any time, also when an entry waits for the
+//! space that others gave up.
 
 mod actions;
 mod background;
@@ -56,7 +58,8 @@ pub enum ReplicaInput {
     },
     /// The map's record of the group.
     Map(Arc<GroupConfig>),
-    /// The group's replicas with the sizes of their partitions, as far as known. Without, the primary's own one says what fits.
+    /// The group's replicas with the sizes of their partitions, as far as known. Without, the primary's own
+    /// one says what fits.
     Partitions(Vec<(ReplicaId, Option<PartitionSize>)>),
     /// What the group's pool demands: see [`ReplicaEvent::InSyncMin`].
     InSyncMin(usize),
@@ -66,7 +69,8 @@ pub enum ReplicaInput {
         successors: Vec<ReplicaId>,
         /// Leaves also if too few of these are in sync.
         force: bool,
-        /// Gets the group and the status that is not [`LeaveStatus::Pending`]; dropped without if the replica has failed.
+        /// Gets the group and the status that is not [`LeaveStatus::Pending`]; dropped without if the replica
+        /// has failed.
         outcome: Sender<(u32, LeaveStatus)>,
     },
     /// The node goes on.
@@ -325,14 +329,14 @@ impl Replication {
         }
     }
 
-    /// Entries that were in the log at the start are committed and not in place yet: blocks that they change may have
-    /// neither the old nor the new checksum. What is read waits for them.
+    /// Entries that were in the log at the start are committed and not in place yet: blocks that they change
+    /// may have neither the old nor the new checksum. What is read waits for them.
     pub(super) fn is_redoing(&self) -> bool {
         self.in_place.sequence < self.recovered_through.min(self.committed.sequence)
     }
 
-    /// Whether entries that were in the log at the start, and may be in place, change a range of an object. Others get
-    /// them with a copy of the object, so that its blocks need not have their checksums.
+    /// Whether entries that were in the log at the start, and may be in place, change a range of an object.
+    /// Others get them with a copy of the object, so that its blocks need not have their checksums.
     pub(super) fn may_be_changed(&self, object: ObjectId, range: Range<u32>) -> bool {
         self.durable.iter().any(|CommittedEntry { header, .. }| {
             let end = header.offset + header.length;

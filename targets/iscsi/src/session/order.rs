@@ -33,7 +33,8 @@ impl Place {
             {
                 Place::Number(word(24))
             }
-            // Sets of tasks have all commands before the function (RFC 7143, section 4.2.2.1); one task is named.
+            // Sets of tasks have all commands before the function (RFC 7143, section 4.2.2.1); one task is
+            // named.
             Opcode::TaskManagementRequest if header[1] & 0x7f != u8::from(TaskFunction::AbortTask) => {
                 Place::After(word(24))
             }

@@ -26,7 +26,8 @@ pub(crate) enum Sink {
     Collect(Vec<u8>),
     /// Into the memory of a command.
     Command(Slot),
-    /// Into the memory of a command that has none yet: bytes that come with the command, and those that follow unasked.
+    /// Into the memory of a command that has none yet: bytes that come with the command, and those that
+    /// follow unasked.
     NeedsMemory(Slot, u32, u32),
 }
 
@@ -220,7 +221,8 @@ impl Session {
         Some(())
     }
 
-    /// Where the data of a PDU is received directly; empty if it has to be passed to [`take_data`](Self::take_data).
+    /// Where the data of a PDU is received directly; empty if it has to be passed to
+    /// [`take_data`](Self::take_data).
     #[inline]
     pub(crate) fn sink_room(&mut self, sink: &Sink) -> &mut [u8] {
         match sink {

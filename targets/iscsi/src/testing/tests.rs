@@ -171,8 +171,8 @@ impl Initiator {
         }
     }
 
-    /// Writes blocks in the way that the parameters allow: the first `immediate` bytes come with the command, then
-    /// `unsolicited` bytes, then what R2Ts ask for.
+    /// Writes blocks in the way that the parameters allow: the first `immediate` bytes come with the command,
+    /// then `unsolicited` bytes, then what R2Ts ask for.
     fn write(
         &mut self,
         target: &mut SimulatedTarget,

@@ -79,8 +79,8 @@ impl Issuing {
         }
     }
 
-    /// The next part of a range to write: whole blocks up to `bytes_max`, of which all but the last part end at a
-    /// multiple of the device's unit, or a part of a block.
+    /// The next part of a range to write: whole blocks up to `bytes_max`, of which all but the last part end
+    /// at a multiple of the device's unit, or a part of a block.
     fn next_target(&self, export: &Export, bytes_max: u64) -> PieceTarget {
         let (block_size, unit) = (u64::from(export.block_size), export.write_unit_bytes);
         let (lba, within, left) =

@@ -214,8 +214,8 @@ impl<T: IoTransport> Execution<'_, T> {
         None
     }
 
-    /// Accepts an admin or Connect command with `bytes` bytes of host data. Returns it when its data has been received,
-    /// here or by [`data_received`](Self::data_received).
+    /// Accepts an admin or Connect command with `bytes` bytes of host data. Returns it when its data has been
+    /// received, here or by [`data_received`](Self::data_received).
     pub(super) fn admin_command(
         &mut self,
         token: CommandToken,
@@ -233,8 +233,8 @@ impl<T: IoTransport> Execution<'_, T> {
         self.receive_into(slot, CommandData::Bytes(vec![0; moved.room as usize]))
     }
 
-    /// All data of a command has been received, from byte `offset` of its memory, or could not be: then the command
-    /// fails with the status.
+    /// All data of a command has been received, from byte `offset` of its memory, or could not be: then the
+    /// command fails with the status.
     #[inline]
     pub(super) fn data_received(
         &mut self,
@@ -285,8 +285,8 @@ impl<T: IoTransport> Execution<'_, T> {
         self.queue.deferred.append(&mut deferred);
     }
 
-    /// Takes memory for a command, which is charged for it. `None` if the pool has too little, the queue is at its limit,
-    /// or other commands are deferred.
+    /// Takes memory for a command, which is charged for it. `None` if the pool has too little, the queue is
+    /// at its limit, or other commands are deferred.
     #[inline]
     fn take_data(&mut self, bytes: u32) -> Option<Data> {
         // Deferred commands come first; otherwise small commands would starve a large one.
@@ -313,8 +313,8 @@ impl<T: IoTransport> Execution<'_, T> {
         self.queue.deferred.push_back(slot);
     }
 
-    /// A command that moves data found no buffer: it is deferred, or receives into heap memory if its data follows in
-    /// the stream, which is at most a queue's worth of capsules.
+    /// A command that moves data found no buffer: it is deferred, or receives into heap memory if its data
+    /// follows in the stream, which is at most a queue's worth of capsules.
     #[cold]
     fn without_buffer(&mut self, slot: Slot, room: u32, immediate: bool) {
         if immediate {
@@ -499,7 +499,8 @@ impl<T: IoTransport> Execution<'_, T> {
         }
     }
 
-    /// Starts the next range of a Copy, or completes it. The layer moves the data: a Copy holds no buffer here.
+    /// Starts the next range of a Copy, or completes it. The layer moves the data: a Copy holds no buffer
+    /// here.
     #[cold]
     fn advance_copy(&mut self, slot: Slot) {
         let Some(command) = self.queue.commands.get_mut(slot) else { return };

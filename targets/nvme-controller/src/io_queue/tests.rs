@@ -35,7 +35,8 @@ proptest! {
     }
 }
 
-/// The second command has its data when the namespace gets another device; the data of the first arrives afterwards.
+/// The second command has its data when the namespace gets another device; the data of the first arrives
+/// afterwards.
 #[test]
 fn a_change_of_namespaces_ends_both_commands_of_a_fused_pair() {
     let mut harness = QueueHarness::new(MemoryShare::unlimited());

@@ -1,4 +1,5 @@
-//! A poll group on the simulated network, for tests that segment, stall and break connections, and for fuzzing.
+//! A poll group on the simulated network, for tests that segment, stall and break connections, and for
+//! fuzzing.
 
 #[cfg(test)]
 mod tests;
@@ -107,8 +108,8 @@ impl SimulatedTarget {
         world
     }
 
-    /// Applies a configuration with the namespaces whose bit is set; namespace 1 is bit 0. See also [`OTHER_PORT`]
-    /// and [`REMOVED`].
+    /// Applies a configuration with the namespaces whose bit is set; namespace 1 is bit 0. See also
+    /// [`OTHER_PORT`] and [`REMOVED`].
     fn configure(&mut self, present: u32) {
         let mut snapshot = ConfigSnapshot::default();
         let nqn: Nqn = NQN.parse().expect("a name");
@@ -278,7 +279,8 @@ thread_local! {
 /// concurrent configuration changes. The entry point for fuzzers.
 ///
 /// # Panics
-/// When the target violates an invariant: in particular, when resources of a host remain after it disconnected.
+/// When the target violates an invariant: in particular, when resources of a host remain after it
+/// disconnected.
 pub fn any_bytes(bytes: &[u8]) {
     WORLD.with_borrow_mut(|world| {
         let transport = TcpTransportConfig { in_capsule_data_size: 4096, ..TcpTransportConfig::default() };

@@ -6,7 +6,8 @@ use super::{
     Answer, Operation, OperationContext, OperationEvent, Pattern, Progress, RangeRequests, Repeat, bytes_of,
 };
 
-/// Writes one block to all blocks of a range. Zeroes need no data if the device can write them, or deallocate.
+/// Writes one block to all blocks of a range. Zeroes need no data if the device can write them, or
+/// deallocate.
 #[derive(Debug)]
 pub(crate) struct WriteSame {
     pub(crate) lba: u64,

@@ -52,8 +52,8 @@ impl SanitizeWork {
     }
 }
 
-/// A sanitize operation that has begun. The unit reports its progress until it is dropped, and then that it has failed,
-/// unless it has finished.
+/// A sanitize operation that has begun. The unit reports its progress until it is dropped, and then that it
+/// has failed, unless it has finished.
 #[derive(Debug)]
 pub struct SanitizeJob {
     /// `Some` until the drop.
@@ -105,8 +105,8 @@ impl Drop for SanitizeJob {
     }
 }
 
-/// A job on the core that executes it, one request at a time: [`next_request`](Self::next_request), and [`complete`](Self::complete) with
-/// its completion, until there is none.
+/// A job on the core that executes it, one request at a time: [`next_request`](Self::next_request), and
+/// [`complete`](Self::complete) with its completion, until there is none.
 #[derive(Debug)]
 pub struct SanitizeRun {
     job: SanitizeJob,

@@ -24,8 +24,8 @@ const EBUSY: i32 = 16;
 const EEXIST: i32 = 17;
 const ENODEV: i32 = 19;
 
-/// Features of the devices that the target adds. The driver has neither user copy nor recovery for those of unprivileged
-/// users.
+/// Features of the devices that the target adds. The driver has neither user copy nor recovery for those of
+/// unprivileged users.
 fn device_features(unprivileged: bool, shape: &DiskShape) -> Features {
     let data = if unprivileged {
         UNPRIVILEGED
@@ -34,7 +34,8 @@ fn device_features(unprivileged: bool, shape: &DiskShape) -> Features {
         let pages = if shape.page_alignment.is_some() { Features::AUTO_BUF_REG } else { Features::empty() };
         pages | Features::USER_COPY | Features::USER_RECOVERY | Features::USER_RECOVERY_REISSUE
     };
-    // Without it, a driver that is built into the kernel interrupts no core: one that spins would not see requests.
+    // Without it, a driver that is built into the kernel interrupts no core: one that spins would not see
+    // requests.
     data | Features::URING_CMD_COMP_IN_TASK
 }
 
@@ -95,7 +96,8 @@ impl Driver {
         Ok(Driver { control, features })
     }
 
-    /// Adds a device with the queues, depth and number of `wanted` for a block device, and sets its parameters.
+    /// Adds a device with the queues, depth and number of `wanted` for a block device, and sets its
+    /// parameters.
     pub(super) fn add(
         &mut self,
         bdev_name: &str,
@@ -135,8 +137,8 @@ impl Driver {
         Ok(Found::Added(added))
     }
 
-    /// Finds the device of a process of ours that is gone, with the number of `info`. Returns `None` if it can be added,
-    /// after it was deleted if it had no user.
+    /// Finds the device of a process of ours that is gone, with the number of `info`. Returns `None` if it
+    /// can be added, after it was deleted if it had no user.
     fn find_left(&mut self, info: &DeviceInfo) -> Result<Option<DeviceInfo>, UblkError> {
         let read = |driver: &mut Driver| match driver.info(info.device) {
             // It is another user's.
@@ -205,8 +207,8 @@ impl Driver {
         })
     }
 
-    /// Prepares a device for this process, once the kernel has ended its server. Its data is copied if its users' memory
-    /// is not aligned as the block device wants it.
+    /// Prepares a device for this process, once the kernel has ended its server. Its data is copied if its
+    /// users' memory is not aligned as the block device wants it.
     pub(super) fn begin_recovery(
         &mut self,
         info: &DeviceInfo,

@@ -34,7 +34,8 @@ pub(crate) const QUEUES: [u8; 2] = [0, 1];
 /// Time that an answer may take.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A target with one controller, in a directory of its own; of a malloc device unless it is configured otherwise.
+/// A target with one controller, in a directory of its own; of a malloc device unless it is configured
+/// otherwise.
 pub(crate) struct TestTarget {
     pub(crate) registry: Registry,
     pub(crate) target: VhostTarget,
@@ -470,7 +471,8 @@ impl Driver<'_> {
         if rustix::io::read(&self.call, &mut count).is_ok() { u64::from_ne_bytes(count) } else { 0 }
     }
 
-    /// Executes a request whose header and status are at fixed offsets. Returns the status and the bytes written.
+    /// Executes a request whose header and status are at fixed offsets. Returns the status and the bytes
+    /// written.
     pub(crate) fn execute(&mut self, kind: RequestKind, sector: u64, data: &[Part]) -> (u8, u32) {
         self.execute_raw(kind.to_wire(), sector, data)
     }

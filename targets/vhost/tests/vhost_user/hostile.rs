@@ -1,4 +1,5 @@
-//! Front-ends and drivers that violate the specifications: they lose their virtqueue or connection, nothing else.
+//! Front-ends and drivers that violate the specifications: they lose their virtqueue or connection, nothing
+//! else.
 
 use std::io::Read;
 use std::os::fd::AsFd;

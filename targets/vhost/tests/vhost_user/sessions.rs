@@ -55,8 +55,8 @@ pub(crate) fn add(queue: &mut Driver<'_>, number: u64, kind: RequestKind) -> u16
     queue.add(&[(at, 16, false), (at + 512, 512, kind == RequestKind::In), (at + 16, 1, true)])
 }
 
-/// Adds three reads, and a write behind them: when it is used, they are in flight. On a busy machine a read may complete before
-/// the write is added: then again.
+/// Adds three reads, and a write behind them: when it is used, they are in flight. On a busy machine a read
+/// may complete before the write is added: then again.
 pub(crate) fn put_three_reads_in_flight(queue: &mut Driver<'_>) {
     for _ in 0..20 {
         for number in 0..3 {
@@ -75,8 +75,8 @@ pub(crate) fn put_three_reads_in_flight(queue: &mut Driver<'_>) {
     panic!("a read of 50 ms never takes longer than a write");
 }
 
-/// Reads take 50 ms, and the writes between them are used first; where a machine is too slow for that, all are used,
-/// and it is tried again. Returns the reads' ids.
+/// Reads take 50 ms, and the writes between them are used first; where a machine is too slow for that, all
+/// are used, and it is tried again. Returns the reads' ids.
 fn put_four_reads_in_flight(queue: &mut Driver<'_>) -> Vec<u16> {
     for _ in 0..20 {
         let mut reads: Vec<u16> = Vec::new();
@@ -177,7 +177,8 @@ fn writeback(frontend: &Frontend) -> u8 {
     frontend.reply(FrontendRequest::GetConfig).unwrap()[ConfigHeader::SIZE]
 }
 
-/// A driver that has switched to write-through does not flush, and does not know that the target is another one.
+/// A driver that has switched to write-through does not flush, and does not know that the target is another
+/// one.
 #[test]
 fn a_write_through_cache_survives_the_connection() {
     for ring in [Features::empty(), Features::RING_PACKED] {
@@ -382,7 +383,8 @@ fn the_removal_of_memory_waits_for_what_is_written_there() {
         assert_eq!(other.load_u8(0), 0xff, "the read is in flight");
         frontend.set(FrontendRequest::RemMemReg, &ADDED_REGION.to_bytes(), &[]);
         assert_eq!(other.load_u8(0), 0, "the status was written before the acknowledgement");
-        // The virtqueue's own memory: what was in flight is used before the acknowledgement, nothing is fetched after it.
+        // The virtqueue's own memory: what was in flight is used before the acknowledgement, nothing is
+        // fetched after it.
         queue.used(3);
         add(&mut queue, 0, RequestKind::In);
         let write = add(&mut queue, 1, RequestKind::Out);

@@ -172,7 +172,7 @@ pub(crate) struct NodeOptions {
     /// Size of each group's log on a new node
     #[arg(long, default_value = "8m", value_parser = parse_size)]
     pub(super) log_size: u64,
-    /// Groups for which a new node has room besides those that it gets at once; each takes an equal part of
+    /// Groups for which a new node has space besides those that it gets at once; each takes an equal part of
     /// the file [default: half as many as it gets]
     #[arg(long, value_name = "GROUPS", value_parser = clap::value_parser!(u32).range(0..=1023))]
     pub(super) spare: Option<u32>,

@@ -75,7 +75,8 @@ pub(super) fn run(options: &DemoArgs) -> Result<(), CommandError> {
     Ok(())
 }
 
-/// Runs the load; a node is killed after a third of it, and comes back after two. Returns the longest latency too.
+/// Runs the load; a node is killed after a third of it, and comes back after two. Returns the longest latency
+/// too.
 fn run_load(
     runtime_ns: u64,
     layout: &ClusterLayout,

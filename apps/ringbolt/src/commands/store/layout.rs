@@ -522,7 +522,7 @@ pub(super) struct LackingNode {
     pub(super) spare: u32,
     /// Replicas that it would get.
     pub(super) wanted: u32,
-    /// Of the groups, in their order, so many fit.
+    /// The number of groups, in their order, that fit.
     fitting: u32,
 }
 

@@ -26,20 +26,23 @@ const NODE_MEMORY_MIB: usize = 128;
 const CORE_MEMORY_MIB: usize = 32;
 /// A node that ends sooner than this after its start has failed, and its next start is delayed.
 const SHORTEST_RUN: Duration = Duration::from_secs(2);
-/// The delay after the first failure, and the longest one; each is twice the one before. A device that is back is found after half
-/// a minute at most, and logs get few lines meanwhile.
+/// The delay after the first failure, and the longest one; each is twice the one before. A device that is
+/// back is found after half a minute at most, and logs get few lines meanwhile.
 const RETRY_MIN: Duration = Duration::from_secs(1);
 const RETRY_MAX: Duration = Duration::from_secs(30);
-/// How long `store up` waits for nodes that neither serve nor end, as those of devices that hang, before it supervises the others.
+/// How long `store up` waits for nodes that neither serve nor end, as those of devices that hang, before it
+/// supervises the others.
 const START_MAX: Duration = Duration::from_secs(60);
-/// How long nodes may take to end: then they are killed, as one that is stopped (SIGSTOP). That loses nothing.
+/// How long nodes may take to end: then they are killed, as one that is stopped (SIGSTOP). That loses
+/// nothing.
 const STOP_MAX: Duration = Duration::from_secs(10);
 /// Most bytes of a log that are read for its last line.
 const LAST_BYTES: u64 = 4096;
 /// How often a map that cannot be used is tried while nodes wait for it.
 const MAP_RETRY: Duration = Duration::from_millis(100);
 
-/// A node's process. Its standard input is a pipe: when that closes, because this process ended somehow, it ends.
+/// A node's process. Its standard input is a pipe: when that closes, because this process ended somehow, it
+/// ends.
 struct RunningNode {
     process: Child,
     started: Instant,
@@ -76,8 +79,8 @@ impl SupervisedNode {
     }
 }
 
-/// The nodes of a cluster on this machine. They fail alone: one whose device is lost is started again and again, with delays, and
-/// the others serve. They end when this is dropped.
+/// The nodes of a cluster on this machine. They fail alone: one whose device is lost is started again and
+/// again, with delays, and the others serve. They end when this is dropped.
 pub(super) struct RunningNodes {
     layout: ClusterLayout,
     reactors: NodeReactors,
@@ -89,7 +92,8 @@ pub(super) struct RunningNodes {
 }
 
 impl RunningNodes {
-    /// Starts every node, all at a time, and returns when each serves, has failed, or takes longer than [`START_MAX`].
+    /// Starts every node, all at a time, and returns when each serves, has failed, or takes longer than
+    /// [`START_MAX`].
     ///
     /// # Errors
     /// If none serves; if one of a new cluster has failed.
@@ -245,8 +249,8 @@ impl RunningNodes {
         }
     }
 
-    /// Starts nodes again that have ended. Those that cannot start because the map cannot be used are started when it can,
-    /// and those that failed after a delay: this process gets SIGCHLD then.
+    /// Starts nodes again that have ended. Those that cannot start because the map cannot be used are started
+    /// when it can, and those that failed after a delay: this process gets SIGCHLD then.
     pub(super) fn restart_ended(&mut self) {
         for node in self.nodes.keys().copied().collect::<Vec<_>>() {
             let supervised = self.nodes.get_mut(&node).expect("it is one of them");
@@ -376,7 +380,7 @@ impl RunningNodes {
     }
 }
 
-/// Memory of a node with so many cores.
+/// Memory of a node with this number of cores.
 fn memory_of(cores: usize) -> String {
     format!("{}m", NODE_MEMORY_MIB + CORE_MEMORY_MIB * cores.saturating_sub(1))
 }

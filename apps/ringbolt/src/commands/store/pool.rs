@@ -28,7 +28,8 @@ pub(crate) enum PoolCommand {
     Set(SetArgs),
     /// Give a pool another name, while no client has an image of it
     #[command(after_help = "Example:\n  ringbolt store pool rename scratch builds\n\n\
-        Configurations and scripts that name the pool are for you to change. If it is interrupted, repeat it.")]
+        Configurations and scripts that name the pool are for you to change. If it is interrupted, \
+        repeat it.")]
     Rename(RenameArgs),
     /// Remove a pool that has no images
     #[command(after_help = "Example:\n  ringbolt store pool remove scratch")]
@@ -57,7 +58,8 @@ pub(crate) struct CreateArgs {
 enum Class {
     /// It is durable on the device of every replica in sync
     Disk,
-    /// The device's cache of every replica in sync has it; a group's data is lost if the machines of all lose their power
+    /// The device's cache of every replica in sync has it; a group's data is lost if the machines of all lose
+    /// their power
     Memory,
     /// The persistent memory of the logs of every replica in sync has it; each node needs its logs there
     Pmem,

@@ -22,7 +22,8 @@ use crate::console::stdout_line;
 
 /// How long the node may take to hand over and to close its device, some times more than it gives itself.
 const STOP_MAX: Duration = Duration::from_secs(30);
-/// How long a node may take to serve before the command says that it does not. Its logs may be on a slow device.
+/// How long a node may take to serve before the command says that it does not. Its logs may be on a slow
+/// device.
 const START_MAX: Duration = Duration::from_secs(20);
 /// How often the socket of a node that starts is tried: nothing says when it is there.
 const START_POLL: Duration = Duration::from_millis(50);

@@ -246,7 +246,8 @@ impl PerfJob {
         Ok(())
     }
 
-    /// Options of engines that create, query or delete files: one I/O is one file, and `size` is that of each.
+    /// Options of engines that create, query or delete files: one I/O is one file, and `size` is that of
+    /// each.
     pub(super) fn finalize_file_operation(
         &mut self,
         operation: Option<MetadataOperation>,

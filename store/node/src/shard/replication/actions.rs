@@ -61,8 +61,8 @@ impl Shard {
         });
     }
 
-    /// Hands the replica what happened, and carries out what it decides. `turn_ns` is when the turn began. Returns how much it
-    /// did.
+    /// Hands the replica what happened, and carries out what it decides. `turn_ns` is when the turn began.
+    /// Returns how much it did.
     pub(in crate::shard) fn run_replica(&mut self, turn_ns: u64) -> usize {
         if self.failed.is_some() || self.is_closing {
             return 0;
@@ -144,7 +144,8 @@ impl Shard {
         }
     }
 
-    /// Adds an entry to the accepted ones, if the partition has room for it, for these and for what is reserved.
+    /// Adds an entry to the accepted ones, if the partition has room for it, for these and for what is
+    /// reserved.
     fn accept_space(&self, header: &EntryHeader, reserved: SpaceNeed, accepted: &mut AcceptedWrites) -> bool {
         let unapplied = self.unapplied.get(&header.object);
         let releasing = unapplied.is_some_and(|unapplied| unapplied.releasing > 0)
@@ -280,7 +281,8 @@ impl Shard {
         true
     }
 
-    /// Before entries are truncated, a record lists the blocks that have their data. Returns whether it is durable.
+    /// Before entries are truncated, a record lists the blocks that have their data. Returns whether it is
+    /// durable.
     fn is_given_up(&mut self, from: u64, replication: &mut Replication) -> bool {
         if replication.given_up != Some(from) {
             replication.given_up = Some(from);
@@ -357,8 +359,8 @@ impl Shard {
         }
     }
 
-    /// Writes a part of a copied object: its operations go in place as entries do, and count as done by the last committed
-    /// one.
+    /// Writes a part of a copied object: its operations go in place as entries do, and count as done by the
+    /// last committed one.
     fn write_part(
         &mut self,
         session: u64,
@@ -375,7 +377,8 @@ impl Shard {
         let object = part.object;
         let need = copy.space_need(part.number, self.extents_of(object).unwrap_or(0));
         if !self.partition.space_use().has_room(self.reserved, need) {
-            // It comes again, until the primary knows the size of this partition. What was given up is free meanwhile.
+            // It comes again, until the primary knows the size of this partition. What was given up is free
+            // meanwhile.
             if replication.refused_copy != Some(session) {
                 log::warn!(
                     "group {}: the partition has no room for a copy of object {} of volume {}, of {} extents",

@@ -101,7 +101,8 @@ pub(crate) async fn start(
     let unsettled = shard.borrow_mut().placed.begin_record();
     replication.next_record(&unsettled).write(disks.log()).await?;
     if replication.boot != [0; 16] {
-        // Whichever of later records a power failure leaves, the newest says that the machine was booted again.
+        // Whichever of later records a power failure leaves, the newest says that the machine was booted
+        // again.
         replication.next_record(&unsettled).write(disks.log()).await?;
         disks.set_volatile();
         shard.borrow_mut().is_volatile = true;

@@ -417,7 +417,8 @@ impl SimulatedTarget {
         self.run_until_idle();
     }
 
-    /// Leaves the core half of its memory, in pages of which no two are neighbours. Returns what holds the others.
+    /// Leaves the core half of its memory, in pages of which no two are neighbours. Returns what holds the
+    /// others.
     fn scatter_memory(&mut self) -> Vec<dma::Buffer> {
         let core = self.reactor.core();
         let pages: Vec<dma::Buffer> = std::iter::from_fn(|| core.pool().take(4096)).collect();
@@ -494,7 +495,8 @@ fn every_command_completes_once_with_correct_data_on_a_faulty_network() {
     assert!(one.is_some() || done > count * 20, "only {done} commands in {count} seeds");
 }
 
-/// A host with an enabled controller and an I/O queue, on which it sends. Its keep alive timeout is `kato_ms`.
+/// A host with an enabled controller and an I/O queue, on which it sends. Its keep alive timeout is
+/// `kato_ms`.
 fn io_host(world: &mut SimulatedTarget, kato_ms: u32) -> FuzzHost<'_> {
     let (id, received) = (world.connect(), Vec::new());
     let mut host = FuzzHost { world, id, framing: Framing::PLAIN, segment_bytes: 1 << 20, received };
@@ -591,8 +593,8 @@ fn begun(world: &SimulatedTarget) -> u64 {
 /// Connections with bursts of commands.
 const OTHERS: usize = 8;
 
-/// Begun commands, of bursts on [`OTHERS`] connections, when one of another connection is answered that was sent with
-/// them.
+/// Begun commands, of bursts on [`OTHERS`] connections, when one of another connection is answered that was
+/// sent with them.
 fn begun_before_another(burst: usize, command: Sqe) -> u64 {
     let transport = TcpTransportConfig::default();
     let mut world = SimulatedTarget::new(&transport, 1, NetworkFaults::default());

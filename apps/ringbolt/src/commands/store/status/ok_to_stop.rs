@@ -69,7 +69,7 @@ struct ConcernedGroup<'a> {
 pub(in crate::commands::store) fn run(options: &OkToStopArgs) -> Result<(), CommandError> {
     let layout = ClusterLayout::open(&options.of.cluster, &options.of.etcd.options())?;
     let (answers, map_error) = ask::ask(&layout)?;
-    // Without the map nobody takes over.
+    // Without the map no node takes over.
     let map = map_error.map_or_else(|| read_map(&*layout.map, &answers), Err);
     let map = map.map_err(CommandError::operation)?;
     let stopped: BTreeSet<u32> = options.nodes.iter().copied().collect();
