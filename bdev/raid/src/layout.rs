@@ -69,6 +69,18 @@ impl StripeLayout {
         }
     }
 
+    /// The array's block of a block of a member's data: the inverse of [`piece`](Self::piece).
+    #[inline]
+    pub fn array_lba(&self, place: usize, lba: u64) -> u64 {
+        match self {
+            StripeLayout::Raid0 { members, shift } => {
+                let (row, offset) = (lba >> *shift, lba & ((1u64 << *shift) - 1));
+                ((row * *members + place as u64) << *shift) | offset
+            }
+            StripeLayout::Concat { ends } => lba + if place == 0 { 0 } else { ends[place - 1] },
+        }
+    }
+
     /// What of a range is on each member, for operations without data: at most one piece a member, as the
     /// strips of a member follow each other there. The range is not empty.
     pub fn pieces_by_member(&self, lba: u64, blocks: u64) -> impl Iterator<Item = StripePiece> {
@@ -154,6 +166,7 @@ mod tests {
                 let done = found.len() as u64;
                 let piece = layout.piece(lba + done, blocks - done);
                 prop_assert!(piece.blocks > 0);
+                prop_assert_eq!(layout.array_lba(piece.place, piece.lba), lba + done);
                 found.extend((0..piece.blocks).map(|block| (piece.place, piece.lba + block)));
             }
             prop_assert_eq!(&found, expected);

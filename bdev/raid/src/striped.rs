@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use bdev::stacking::{BaseChannels, FanOut, PLACES_MAX, Piece};
+use bdev::stacking::{BaseChannels, FanOut, FanOutResult, PLACES_MAX, Piece};
 use bdev::{Completion, Request};
 use block_io::{Channel, Op, Status};
 
@@ -11,8 +11,8 @@ use crate::layout::StripeLayout;
 /// Most pieces of a request with data, which the layer keeps to by its length.
 pub(crate) const PIECES_MAX: usize = PLACES_MAX;
 
-/// Divides requests by the layout. One that is within a strip costs an entry of a table; others are pieces
-/// that are in flight together.
+/// Divides requests by the layout. One that is within a strip is passed on; others are pieces that are in flight
+/// together.
 pub(crate) struct StripedChannel {
     layout: Arc<StripeLayout>,
     channels: BaseChannels,
@@ -45,7 +45,7 @@ impl StripedChannel {
         let blocks = u64::from(request.blocks);
         let piece = self.layout.piece(request.lba, blocks);
         if piece.blocks == blocks {
-            return self.fan_out.forward(request, piece.place, piece.lba, &mut self.channels);
+            return self.fan_out.pass(request, piece.place, piece.lba, &mut self.channels);
         }
         self.divide(request);
     }
@@ -56,6 +56,36 @@ impl StripedChannel {
             0 => self.finished.push(request.complete(Status::INTERNAL_PATH_ERROR)),
             places => self.fan_out.copy_to(request, places, &mut self.channels),
         }
+    }
+
+    /// Polls the members, and gives the requests that were passed to them their blocks of the array again.
+    #[inline]
+    fn poll_members(&mut self, sink: &mut Vec<Completion>) {
+        let (layout, fan_out) = (&*self.layout, &self.fan_out);
+        self.channels.poll_places(sink, |place, completions| {
+            for completion in completions {
+                if !fan_out.is_child(completion.tag()) {
+                    let request = completion.request_mut();
+                    request.lba = layout.array_lba(place, request.lba);
+                }
+            }
+        });
+    }
+
+    /// As [`poll_members`](Self::poll_members), with pieces in flight.
+    #[cold]
+    fn poll_pieces(&mut self, sink: &mut Vec<Completion>) {
+        let mut completions = std::mem::take(&mut self.completions);
+        self.poll_members(&mut completions);
+        for completion in completions.drain(..) {
+            if self.fan_out.is_child(completion.tag()) {
+                let result = self.fan_out.complete(completion, &mut self.channels);
+                sink.extend(result.map(FanOutResult::complete));
+            } else {
+                sink.push(completion);
+            }
+        }
+        self.completions = completions;
     }
 
     #[cold]
@@ -102,14 +132,11 @@ impl Channel for StripedChannel {
     fn poll(&mut self, sink: &mut Vec<Completion>) -> usize {
         let before = sink.len();
         sink.append(&mut self.finished);
-        let mut completions = std::mem::take(&mut self.completions);
-        self.channels.poll(&mut completions);
-        for completion in completions.drain(..) {
-            if let Some(result) = self.fan_out.complete(completion, &mut self.channels) {
-                sink.push(result.complete());
-            }
+        if self.fan_out.is_empty() {
+            self.poll_members(sink);
+        } else {
+            self.poll_pieces(sink);
         }
-        self.completions = completions;
         sink.len() - before
     }
 

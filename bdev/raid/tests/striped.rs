@@ -3,8 +3,8 @@
 
 mod rig;
 
-use bdev::{Access, AsyncChannel};
-use block_io::{Op, Request, Status, Tag};
+use bdev::{Access, AsyncChannel, Completion};
+use block_io::{Channel as _, Op, Request, RequestFlags, Status, Tag};
 use control::json::{Value, json};
 use random::WyRand;
 use rig::{BLOCK, Program, uuid};
@@ -79,6 +79,61 @@ fn raid0_and_concat_store_what_a_model_stores() {
         assert_eq!(program.registry.find("r").unwrap().geometry().blocks, expected, "{level}");
         (seed..seed + 3).for_each(|seed| compare_with_model(&program, seed));
     }
+}
+
+/// On arrays of arrays, whose requests have tags of the same kind, and with callers that have such tags too.
+#[test]
+fn requests_return_with_their_tags_blocks_and_flags() {
+    let program = Program::start();
+    for index in 0..4 {
+        program.malloc(&format!("m{index}"), 128, index);
+    }
+    for (name, bases, strip_kb) in [("a", ["m0", "m1"], 2), ("b", ["m2", "m3"], 2), ("r", ["a", "b"], 8)] {
+        let params =
+            json!({ "name": name, "raid_level": "raid0", "base_bdevs": bases, "strip_size_kb": strip_kb });
+        assert_eq!(program.call("bdev_raid_create", params), json!(true));
+    }
+    let descriptor = program.registry.open("r", Access::ReadWrite).unwrap();
+    let blocks = program.registry.find("r").unwrap().geometry().blocks;
+    program.on_core(move |core| async move {
+        let mut channel = descriptor.channel(&core).unwrap();
+        let (mut rng, mut batch, mut sink) = (WyRand::new(7), Vec::new(), Vec::new());
+        for round in 0..200u64 {
+            let mut expected = Vec::new();
+            for index in 0..24u64 {
+                let count = 1 + rng.below(if index % 5 == 0 { 60 } else { 4 }) as u32;
+                let lba = rng.below(blocks - u64::from(count));
+                let prefix = if rng.below(4) == 0 { 0 } else { 0xb000 + rng.below(64) };
+                let tag = Tag(prefix << 48 | rng.below(2) << 32 | index);
+                let op = if rng.below(2) == 0 { Op::Read } else { Op::Write };
+                let mut request = Request::new(tag, op, lba, count);
+                if op == Op::Write {
+                    request.flags = RequestFlags::FUA;
+                }
+                request.set_data(core.pool().take_data(count as usize * BLOCK));
+                expected.push((tag, op, lba, count, request.flags));
+                batch.push(request);
+            }
+            for _ in 0..1000 {
+                channel.submit(&mut batch);
+                channel.poll(&mut sink);
+                if sink.len() == expected.len() {
+                    break;
+                }
+            }
+            let all = |completion: Completion| {
+                let status = completion.status();
+                let request = completion.into_request();
+                assert_eq!(status, Status::SUCCESS, "round {round}: {request:?}");
+                let bytes = request.data().map(dma::Data::len);
+                assert_eq!(bytes, Some(request.blocks as usize * BLOCK), "round {round}: {request:?}");
+                (request.tag, request.op, request.lba, request.blocks, request.flags)
+            };
+            let mut found: Vec<_> = sink.drain(..).map(all).collect();
+            found.sort_unstable_by_key(|(tag, ..)| tag.0 & 0xff);
+            assert_eq!(found, expected, "round {round}");
+        }
+    });
 }
 
 #[test]

@@ -46,6 +46,7 @@ pub trait SegmentSource {
 pub struct PduSender {
     /// Headers, digests and padding, back to back.
     headers: Vec<u8>,
+    /// Bytes of them whose segments were sent.
     headers_sent: usize,
     queue: VecDeque<Segment>,
     /// Bytes of the first segment that were sent.
@@ -77,7 +78,7 @@ struct OwnedSegment {
 pub struct SendPosition {
     /// Segments that are not sent to their end.
     pub unsent_segments: usize,
-    /// Bytes of headers that are not sent.
+    /// Bytes of headers in these segments.
     pub unsent_header_bytes: usize,
     /// Bytes of the first segment that were sent.
     pub front_sent: usize,
@@ -85,17 +86,28 @@ pub struct SendPosition {
     pub owned_sends: usize,
 }
 
-#[derive(Debug)]
-enum Segment {
-    Headers { length: u32 },
-    Data { slot: u32, start: u32, length: u32, release: bool },
+#[derive(Clone, Copy, Debug)]
+struct Segment {
+    kind: SegmentKind,
+    /// In bytes.
+    length: u32,
+    /// Of data: its slot, and where it begins there.
+    slot: u32,
+    start: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum SegmentKind {
+    /// The next of the headers.
+    Headers,
+    Data,
+    /// Data whose slot is released when it was sent.
+    LastData,
 }
 
 impl Segment {
-    fn length(&self) -> usize {
-        match *self {
-            Segment::Headers { length } | Segment::Data { length, .. } => length as usize,
-        }
+    const fn headers(length: usize) -> Segment {
+        Segment { kind: SegmentKind::Headers, length: length as u32, slot: 0, start: 0 }
     }
 }
 
@@ -112,19 +124,24 @@ impl PduSender {
     }
 
     /// Queues the part of a PDU before its data: header, header digest and padding according to the layout.
-    #[inline]
-    pub fn push_header(&mut self, header: &[u8], layout: &PduLayout) {
-        let before = self.headers.len();
+    #[inline(always)]
+    pub fn push_header<const N: usize>(&mut self, header: &[u8; N], layout: &PduLayout) {
         self.headers.extend_from_slice(header);
+        let length = layout.prefix_length();
+        if length > N {
+            self.push_after_header(header, layout);
+        }
+        self.queue_headers(length);
+    }
+
+    /// The header digest, and the padding, which only PDUs with data have.
+    #[cold]
+    fn push_after_header(&mut self, header: &[u8], layout: &PduLayout) {
+        let end = self.headers.len() - header.len() + layout.prefix_length();
         if layout.header_digest {
             self.headers.extend_from_slice(&crc32c(header).to_le_bytes());
         }
-        // Padding: only PDUs with data have any.
-        let length = layout.prefix_length();
-        if self.headers.len() < before + length {
-            self.headers.resize(before + length, 0);
-        }
-        self.queue_headers(length);
+        self.headers.resize(end, 0);
     }
 
     /// Queues a copy of bytes, such as a data digest.
@@ -138,7 +155,8 @@ impl PduSender {
     /// sent.
     #[inline]
     pub fn push_data(&mut self, slot: u32, start: u32, length: u32, release: bool) {
-        self.queue.push_back(Segment::Data { slot, start, length, release });
+        let kind = if release { SegmentKind::LastData } else { SegmentKind::Data };
+        self.queue.push_back(Segment { kind, length, slot, start });
     }
 
     /// Whether everything is sent.
@@ -147,7 +165,7 @@ impl PduSender {
         self.queue.is_empty() && self.owned_sends() == 0
     }
 
-    /// Bytes of queued headers, digests and padding; bounds the memory of the queue.
+    /// Bytes of queued headers, digests and padding, until their segment is sent; bounds the memory of the queue.
     pub fn header_bytes(&self) -> usize {
         self.headers.len() - self.headers_sent
     }
@@ -197,7 +215,7 @@ impl PduSender {
         let has_bytes = |min: usize| {
             let mut bytes = 0;
             self.queue.iter().any(|segment| {
-                bytes += segment.length();
+                bytes += segment.length as usize;
                 bytes >= min
             })
         };
@@ -237,17 +255,15 @@ impl PduSender {
         let count = self.queue.len().min(PARTS_MAX);
         for segment in self.queue.drain(..count) {
             let skip = std::mem::take(&mut self.front_sent);
-            let left = segment.length() - skip;
-            match segment {
-                Segment::Headers { .. } => {
-                    let bytes = &self.headers[self.headers_sent..][..left];
-                    parts.push(SendPart::Bytes(bytes.to_vec()));
-                    self.headers_sent += left;
-                }
-                Segment::Data { slot, start, release, .. } => {
-                    parts.push(segments.share(slot, start as usize + skip, left));
-                    taken.push(OwnedSegment { slot, release });
-                }
+            let length = segment.length as usize;
+            if segment.kind == SegmentKind::Headers {
+                let bytes = &self.headers[self.headers_sent..][skip..length];
+                parts.push(SendPart::Bytes(bytes.to_vec()));
+                self.headers_sent += length;
+            } else {
+                parts.push(segments.share(segment.slot, segment.start as usize + skip, length - skip));
+                let release = segment.kind == SegmentKind::LastData;
+                taken.push(OwnedSegment { slot: segment.slot, release });
             }
         }
         self.compact();
@@ -293,11 +309,11 @@ impl PduSender {
         }
     }
 
+    #[inline]
     fn queue_headers(&mut self, added: usize) {
-        if let Some(Segment::Headers { length }) = self.queue.back_mut() {
-            *length += added as u32;
-        } else {
-            self.queue.push_back(Segment::Headers { length: added as u32 });
+        match self.queue.back_mut() {
+            Some(segment) if segment.kind == SegmentKind::Headers => segment.length += added as u32,
+            _ => self.queue.push_back(Segment::headers(added)),
         }
     }
 
@@ -312,16 +328,13 @@ impl PduSender {
         let mut headers = &self.headers[self.headers_sent..];
         let mut skip = self.front_sent;
         for segment in self.queue.iter().take(PARTS_MAX) {
-            let bytes = match *segment {
-                Segment::Headers { length } => {
-                    // `headers_sent` already includes the sent bytes of the first segment.
-                    let (bytes, rest) = headers.split_at(length as usize - skip);
-                    headers = rest;
-                    bytes
-                }
-                Segment::Data { slot, start, length, .. } => {
-                    segments.bytes(slot, start as usize + skip, length as usize - skip)
-                }
+            let length = segment.length as usize;
+            let bytes = if segment.kind == SegmentKind::Headers {
+                let (bytes, rest) = headers.split_at(length);
+                headers = rest;
+                &bytes[skip..]
+            } else {
+                segments.bytes(segment.slot, segment.start as usize + skip, length - skip)
             };
             skip = 0;
             offered += bytes.len();
@@ -330,32 +343,28 @@ impl PduSender {
         offered
     }
 
-    fn advance(&mut self, mut count: usize, segments: &mut impl SegmentSource) {
-        while let Some(front) = self.queue.front() {
-            let (length, is_header, released) = match *front {
-                Segment::Headers { length } => (length as usize, true, None),
-                Segment::Data { slot, length, release, .. } => {
-                    (length as usize, false, release.then_some(slot))
-                }
-            };
-            let left = length - self.front_sent;
-            let step = count.min(left);
-            if is_header {
-                self.headers_sent += step;
-            }
-            if step < left {
-                self.front_sent += step;
-                count = 0;
+    /// Takes the first `count` bytes that [`parts`](Self::parts) has collected out of the queue.
+    fn advance(&mut self, count: usize, segments: &mut impl SegmentSource) {
+        // From the start of the first segment.
+        let mut left = self.front_sent + count;
+        let mut sent = 0;
+        for segment in &self.queue {
+            let length = segment.length as usize;
+            if left < length {
                 break;
             }
-            count -= left;
-            self.front_sent = 0;
-            self.queue.pop_front();
-            if let Some(slot) = released {
-                segments.sent(slot);
+            left -= length;
+            sent += 1;
+            match segment.kind {
+                SegmentKind::Headers => self.headers_sent += length,
+                SegmentKind::Data => {}
+                SegmentKind::LastData => segments.sent(segment.slot),
             }
         }
-        assert!(count == 0, "the stream sent {count} bytes more than it was passed");
+        let is_within = sent < self.queue.len() || left == 0;
+        assert!(is_within, "the stream sent {left} bytes more than it was passed");
+        self.queue.drain(..sent);
+        self.front_sent = left;
         self.compact();
     }
 }

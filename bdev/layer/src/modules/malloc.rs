@@ -149,7 +149,7 @@ impl MallocChannel {
             _ => bytes > zeroing::PIECE_BYTES || self.bad_blocks.clear(lba, blocks).is_err(),
         };
         if is_for_cpu {
-            return self.execute_on_cpu(request);
+            return self.execute_instead(request);
         }
         let op = request.op;
         match self.copies.submit(request, &self.region, offset, bytes) {
@@ -157,7 +157,7 @@ impl MallocChannel {
             Ok(()) if op == Op::Write => self.written.mark(offset, bytes),
             Ok(()) if op != Op::Read => self.written.clear(offset, bytes),
             Ok(()) => {}
-            Err(request) => self.execute_on_cpu(request),
+            Err(request) => self.execute_instead(request),
         }
     }
 
@@ -174,7 +174,7 @@ impl MallocChannel {
                     self.accel.executed(op, bytes);
                     self.completed.push(request.complete(Status::SUCCESS));
                 }
-                Err(DeviceFailure::Stopped) => self.execute_on_cpu(request),
+                Err(DeviceFailure::Stopped) => self.execute_instead(request),
                 Err(DeviceFailure::Running) => {
                     self.accel.failed(op);
                     if request.op == Op::Read {
@@ -188,7 +188,14 @@ impl MallocChannel {
         self.outcomes = outcomes;
     }
 
+    /// As [`execute_on_cpu`](Self::execute_on_cpu), for a request that a DMA engine does not execute after all.
+    #[cold]
+    fn execute_instead(&mut self, request: Request) {
+        self.execute_on_cpu(request);
+    }
+
     /// Executes a request, or queues it if it takes more than one poll.
+    #[inline(always)]
     fn execute_on_cpu(&mut self, mut request: Request) {
         let (offset, bytes) = super::bytes_of(&request, self.block_size);
         let (lba, blocks) = (request.lba, request.blocks);

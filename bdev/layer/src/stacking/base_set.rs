@@ -165,9 +165,16 @@ pub struct BaseChannels {
     present: u64,
     open: Rc<RefCell<OpenPlaces>>,
     /// Of bases that have left with I/O in flight.
-    closing: Vec<BaseChannel>,
-    /// Of requests to places without a channel.
-    refused: Vec<Completion>,
+    closing: Vec<ClosingPlace>,
+    /// Of requests to places without a channel, by place.
+    refused: Vec<(usize, Completion)>,
+}
+
+/// The channel of a base that has left its place.
+struct ClosingPlace {
+    place: usize,
+    first_lba: u64,
+    channel: BaseChannel,
 }
 
 struct OpenPlaces {
@@ -197,6 +204,18 @@ struct OpenPlace {
     channel: Option<BaseChannel>,
 }
 
+impl OpenPlace {
+    /// Returns the request if there is no channel.
+    #[inline]
+    fn push(&mut self, mut request: Request) -> Result<(), Request> {
+        let Some(channel) = &mut self.channel else { return Err(request) };
+        // Not used by a flush, whose value may be anything.
+        request.lba = request.lba.wrapping_add(self.first_lba);
+        channel.push(request);
+        Ok(())
+    }
+}
+
 impl BaseChannels {
     /// Applies what has changed in the set, as [`submit`](Self::submit) and [`poll`](Self::poll) do: before
     /// [`present`](Self::present).
@@ -223,7 +242,9 @@ impl BaseChannels {
             if open.base.as_ref().map(Arc::as_ptr) == base.as_ref().map(Arc::as_ptr) {
                 continue;
             }
-            self.closing.extend(open.channel.take().filter(|channel| !channel.is_idle()));
+            let first_lba = open.first_lba;
+            let closing = open.channel.take().filter(|channel| !channel.is_idle());
+            self.closing.extend(closing.map(|channel| ClosingPlace { place, first_lba, channel }));
             open.first_lba = base.as_ref().map_or(0, |base| base.first_lba());
             open.base = base;
             match open.base.as_ref().map(|base| base.channel(&self.core)) {
@@ -248,18 +269,20 @@ impl BaseChannels {
     /// [first](BaseBdev::first_lba) of its data. Without a channel there it completes with
     /// [`Status::INTERNAL_PATH_ERROR`].
     #[inline]
-    pub fn push(&mut self, place: usize, mut request: Request) {
-        if self.open.borrow().places[place].channel.is_none() {
-            self.sync();
+    pub fn push(&mut self, place: usize, request: Request) {
+        let pushed = self.open.borrow_mut().places[place].push(request);
+        if let Err(request) = pushed {
+            self.push_after_sync(place, request);
         }
-        let open = &mut self.open.borrow_mut().places[place];
-        match &mut open.channel {
-            Some(channel) => {
-                // Not used by a flush, whose value may be anything.
-                request.lba = request.lba.wrapping_add(open.first_lba);
-                channel.push(request);
-            }
-            None => self.refused.push(request.complete(Status::INTERNAL_PATH_ERROR)),
+    }
+
+    /// To a place that had no channel when the set was looked at last.
+    #[cold]
+    fn push_after_sync(&mut self, place: usize, request: Request) {
+        self.sync();
+        let pushed = self.open.borrow_mut().places[place].push(request);
+        if let Err(request) = pushed {
+            self.refused.push((place, request.complete(Status::INTERNAL_PATH_ERROR)));
         }
     }
 
@@ -270,17 +293,48 @@ impl BaseChannels {
         places.iter_mut().filter_map(|place| place.channel.as_mut()).for_each(BaseChannel::submit);
     }
 
-    /// Submits waiting requests, and appends the completions of all bases.
+    /// Submits waiting requests, and appends the completions of all bases. Their requests are as they were
+    /// pushed.
     pub fn poll(&mut self, sink: &mut Vec<Completion>) {
+        self.poll_places(sink, |_, _| {});
+    }
+
+    /// As [`poll`](Self::poll), and calls `each` with each place that has completed some, and with these.
+    #[inline]
+    pub fn poll_places(
+        &mut self,
+        sink: &mut Vec<Completion>,
+        mut each: impl FnMut(usize, &mut [Completion]),
+    ) {
         self.sync();
-        sink.append(&mut self.refused);
-        let places = &mut self.open.borrow_mut().places;
-        let open = places.iter_mut().filter_map(|place| place.channel.as_mut());
-        for channel in open.chain(&mut self.closing) {
-            sink.extend(channel.poll());
+        if !self.refused.is_empty() {
+            for (place, completion) in self.refused.drain(..) {
+                sink.push(completion);
+                each(place, sink.last_mut().map_or(&mut [], std::slice::from_mut));
+            }
+        }
+        let mut poll = |place, first_lba: u64, channel: &mut BaseChannel| {
+            let before = sink.len();
+            channel.poll_into(sink);
+            let completions = &mut sink[before..];
+            if first_lba != 0 {
+                for completion in &mut *completions {
+                    let request = completion.request_mut();
+                    request.lba = request.lba.wrapping_sub(first_lba);
+                }
+            }
+            each(place, completions);
+        };
+        for (place, open) in self.open.borrow_mut().places.iter_mut().enumerate() {
+            if let Some(channel) = &mut open.channel {
+                poll(place, open.first_lba, channel);
+            }
         }
         if !self.closing.is_empty() {
-            self.closing.retain(|channel| !channel.is_idle());
+            for ClosingPlace { place, first_lba, channel } in &mut self.closing {
+                poll(*place, *first_lba, channel);
+            }
+            self.closing.retain(|closing| !closing.channel.is_idle());
         }
     }
 
@@ -293,7 +347,8 @@ impl BaseChannels {
         }
         let places = &self.open.borrow().places;
         let open = places.iter().filter_map(|place| place.channel.as_ref());
-        open.chain(&self.closing).filter_map(BaseChannel::deadline).min()
+        let closing = self.closing.iter().map(|closing| &closing.channel);
+        open.chain(closing).filter_map(BaseChannel::deadline).min()
     }
 }
 

@@ -1,5 +1,7 @@
 //! One request as several for the bases of a device.
 
+use std::sync::atomic::{AtomicU16, Ordering};
+
 use block_io::{Op, Payload, ProtectedData, Request as BlockRequest, RequestFlags, Status, Tag};
 use dma::{Buffer, Data};
 use slots::{Slab, Slot};
@@ -11,12 +13,13 @@ use crate::{Completion, Request};
 /// The requests of one channel that were made into several, for the channels of its bases.
 ///
 /// [`copy_to`](Self::copy_to) sends a request to one place or several, [`divide`](Self::divide) pieces of its
-/// range to places, and [`forward`](Self::forward) all of it to one place, at the least cost.
+/// range to places, [`forward`](Self::forward) all of it to one place, and [`pass`](Self::pass) the same without
+/// an entry of a table, at the least cost.
 /// [`complete`](Self::complete) takes the completions of these children, in any order, and returns the
 /// request with its data once the last is there. Which errors matter is the caller's decision:
 /// [`FanOutResult::complete`] takes the first, [`retry`](Self::retry) sends the request elsewhere.
 ///
-/// Children have tags of their own, and none of the layer's flags. Copies of a write share its data, which
+/// Children have [tags of their own](Self::is_child), and none of the layer's flags. Copies of a write share its data, which
 /// can be written again when it comes back; where that cannot be, because it is a part of an allocation, the
 /// places get it one after the other. Nothing is copied. Tables have a fixed size and allocate only until
 /// they are as full as they ever were; data of many slices and protected data allocate their lists for each
@@ -27,7 +30,13 @@ pub struct FanOut {
     children_max: usize,
     /// Entries of the children that are forwarded requests.
     forwarded: usize,
+    /// Bits 63:48 of the tags of children: another value for each of the tables made one after the other, so
+    /// that devices on each other seldom have the same.
+    tag_prefix: u16,
 }
+
+/// The next [`FanOut::tag_prefix`]. Callers seldom use the values from the first on.
+static TAG_PREFIX: AtomicU16 = AtomicU16::new(0xb000);
 
 /// A part of a request's range, on one place: [`FanOut::divide`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,7 +112,29 @@ impl FanOut {
             children: Slab::with_capacity(children),
             children_max,
             forwarded: 0,
+            tag_prefix: TAG_PREFIX.fetch_add(1, Ordering::Relaxed),
         }
+    }
+
+    /// Whether a completion with this tag is a child's, for [`complete`](Self::complete), rather than one of a
+    /// request that was [passed](Self::pass).
+    #[inline]
+    pub fn is_child(&self, tag: Tag) -> bool {
+        tag.0 >> 48 == u64::from(self.tag_prefix)
+    }
+
+    /// The tag of a child: the prefix, 16 bits of its slot's generation, and the slot's index.
+    #[inline]
+    fn tag(&self, slot: Slot) -> Tag {
+        let generation = slot.to_bits() >> 32 & 0xffff;
+        Tag(u64::from(self.tag_prefix) << 48 | generation << 32 | u64::from(slot.index()))
+    }
+
+    /// The slot of a child's tag.
+    #[inline]
+    fn slot_of(&self, tag: Tag) -> Option<Slot> {
+        let slot = self.children.slot_at(tag.0 as u32)?;
+        (self.tag(slot) == tag).then_some(slot)
     }
 
     /// Number of requests that have not completed.
@@ -136,9 +167,20 @@ impl FanOut {
         };
         let slot = self.insert_child(child);
         self.forwarded += 1;
-        (request.tag, request.lba) = (Tag(slot.to_bits()), lba);
+        (request.tag, request.lba) = (self.tag(slot), lba);
         // The base would take it for a request of its own layer.
         request.flags -= RequestFlags::INTERNAL;
+        channels.push(place, request);
+    }
+
+    /// Sends a request to one place as it is, at block `lba` there, with its own tag if that is none of a
+    /// [child](Self::is_child). The caller gives it its block again when it completes; nothing here knows of it.
+    #[inline]
+    pub fn pass(&mut self, mut request: Request, place: usize, lba: u64, channels: &mut BaseChannels) {
+        if self.is_child(request.tag) || request.flags.contains(RequestFlags::INTERNAL) {
+            return self.forward(request, place, lba, channels);
+        }
+        request.lba = lba;
         channels.push(place, request);
     }
 
@@ -225,11 +267,13 @@ impl FanOut {
 
     /// Takes the completion of a child. Returns the request if it was the last.
     pub fn complete(&mut self, completion: Completion, channels: &mut BaseChannels) -> Option<FanOutResult> {
-        let slot = Slot::from_bits(completion.tag().0);
-        let child = match self.children.get_mut(slot) {
-            Some(Child::Part(child)) => child,
-            Some(Child::Forwarded { .. }) => return self.complete_forwarded(slot, completion),
-            None => unreachable!("slot {slot:?} was completed by a base and is not in the table"),
+        let tag = completion.tag();
+        let slot = self.slot_of(tag);
+        let entry = slot.and_then(|slot| Some((slot, self.children.get_mut(slot)?)));
+        let (slot, child) = match entry {
+            Some((slot, Child::Forwarded { .. })) => return self.complete_forwarded(slot, completion),
+            Some((slot, Child::Part(child))) => (slot, child),
+            None => unreachable!("{tag:?} was completed by a base and is not in the table"),
         };
         let status = completion.status();
         let payload = completion.into_request().payload;
@@ -352,10 +396,11 @@ impl FanOut {
         payload: Payload<Data>,
         (lba, blocks): (u64, u32),
     ) -> Request {
+        let tag = self.tag(slot);
         let parent = self.parent(parent);
         parent.in_flight += 1;
         let request = &parent.request;
-        let mut child = BlockRequest::with_payload(Tag(slot.to_bits()), request.op, lba, blocks, payload);
+        let mut child = BlockRequest::with_payload(tag, request.op, lba, blocks, payload);
         // The base would take it for a request of its own layer.
         child.flags = request.flags - RequestFlags::INTERNAL;
         (child.flow, child.issued_ticks) = (request.flow, request.issued_ticks);

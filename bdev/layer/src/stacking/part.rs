@@ -142,26 +142,24 @@ impl block_io::Channel for OffsetChannel {
     type Completion = Completion;
 
     fn submit(&mut self, batch: &mut Vec<Request>) {
-        for mut request in batch.drain(..) {
+        for request in &mut *batch {
             // Not used by a flush, whose value may be anything.
             request.lba = request.lba.wrapping_add(self.offset_blocks);
-            self.base.push(request);
         }
-        self.base.submit();
+        self.base.submit_batch(batch);
     }
 
     fn poll(&mut self, sink: &mut Vec<Completion>) -> usize {
         let before = sink.len();
-        for completion in self.base.poll() {
-            let status = completion.status();
-            let mut request = completion.into_request();
+        let count = self.base.poll_into(sink);
+        for completion in &mut sink[before..] {
+            let request = completion.request_mut();
             request.lba = request.lba.wrapping_sub(self.offset_blocks);
             if let Payload::Found(Some(lba)) = &mut request.payload {
                 *lba = lba.wrapping_sub(self.offset_blocks);
             }
-            sink.push(request.complete(status));
         }
-        sink.len() - before
+        count
     }
 
     fn deadline(&self) -> Option<u64> {
