@@ -135,7 +135,7 @@ impl PduSender {
     }
 
     /// The header digest, and the padding, which only PDUs with data have.
-    #[cold]
+    #[inline(never)]
     fn push_after_header(&mut self, header: &[u8], layout: &PduLayout) {
         let end = self.headers.len() - header.len() + layout.prefix_length();
         if layout.header_digest {
