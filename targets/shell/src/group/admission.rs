@@ -1,6 +1,7 @@
 //! Which group gets a connection, and how many there may be.
 
 use std::io;
+use std::ops::AddAssign;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -62,6 +63,18 @@ pub struct ConnectionTotals {
     pub refused: u64,
     /// Closed.
     pub closed: u64,
+}
+
+impl AddAssign for ConnectionTotals {
+    fn add_assign(&mut self, other: ConnectionTotals) {
+        let ConnectionTotals { open, pending_logins, accepted, logins, refused, closed } = other;
+        self.open += open;
+        self.pending_logins += pending_logins;
+        self.accepted += accepted;
+        self.logins += logins;
+        self.refused += refused;
+        self.closed += closed;
+    }
 }
 
 /// Counts one more; only the group's core calls it.
