@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use bdev::Registry;
 use block_io::{Channel, Op, Request, Tag};
 use control::Keyring;
-use nvme::{HostCredentials, Namespace, NvmeOpenError, Options};
+use nvme::{ControllerFailure, HostCredentials, Namespace, NvmeOpenError, Options};
 use nvme_auth::{
     AuthFailure, AuthHash, AuthKey, AuthKeys, AuthMessageKind, AuthOptions, DhGroup, HostAuthError,
 };
@@ -199,6 +199,81 @@ fn a_connected_host_stays_when_its_keys_change_and_needs_the_new_ones_to_connect
         // The clones share the keys.
         options.authentication.as_ref().unwrap().clone().set_keys(Some(keys(2, None)));
         Namespace::open(&core, &uri, &options).await.unwrap();
+    });
+}
+
+/// Commands that the target has received on an I/O queue.
+fn commands_of(target: &NvmfTarget, qid: u16) -> u64 {
+    let qpairs = target.qpairs(NQN).unwrap();
+    qpairs.iter().find(|qpair| qpair.qid == qid).unwrap().commands
+}
+
+#[test]
+fn an_io_queue_authenticates_with_new_keys_between_its_commands() {
+    for (name, mutual, group) in [("one-way", None, DhGroup::Null), ("both", Some(7), DhGroup::Ffdhe2048)] {
+        let rig = rig(&format!("queue-{name}"));
+        rig.allow(&keys(1, mutual));
+        let uri = format!("nvme+tcp://127.0.0.1:{}/{NQN}?ns=1", rig.port).parse().unwrap();
+        let (target, new) = (rig.target.clone(), rig.host_keys(&keys(2, mutual)));
+        on_host(|core| async move {
+            let options = options_of(Some(keys(1, mutual)), only(AuthHash::Sha256, group));
+            let credentials = options.authentication.clone().unwrap();
+            let mut namespace = Namespace::open(&core, &uri, &options).await.unwrap();
+            let mut flushed = 0;
+            let before = commands_of(&target, 1);
+            target.set_host_keys(NQN, HOST, Some(new)).unwrap();
+            credentials.set_keys(Some(keys(2, mutual)));
+            let deadline_ns = core.now_ns() + 30_000_000_000;
+            // Send, Receive, Send and Receive, and Send if the controller proves its key too.
+            let exchange = if mutual.is_some() { 5 } else { 4 };
+            while commands_of(&target, 1) - before < flushed + exchange {
+                assert!(core.now_ns() < deadline_ns, "{name}: no exchange");
+                let flush = Request::new(Tag(u64::MAX), Op::Flush, 0, 0);
+                assert!(namespace.run(flush).await.status().is_success(), "{name}");
+                flushed += 1;
+            }
+            assert_eq!(namespace.failure(), None, "{name}");
+
+            // A key that the target does not have.
+            credentials.set_keys(Some(keys(3, mutual)));
+            while namespace.failure().is_none() {
+                assert!(core.now_ns() < deadline_ns, "{name}: the queue is still in use");
+                namespace.run(Request::new(Tag(0), Op::Flush, 0, 0)).await;
+            }
+            assert_eq!(namespace.failure(), Some(ControllerFailure::Reauthentication), "{name}");
+        });
+    }
+}
+
+#[test]
+fn an_admin_queue_authenticates_with_new_keys() {
+    let rig = rig("admin");
+    rig.allow(&keys(1, Some(2)));
+    let uri = format!("nvme+tcp://127.0.0.1:{}/{NQN}?ns=1", rig.port).parse().unwrap();
+    let (target, new) = (rig.target.clone(), rig.host_keys(&keys(3, Some(4))));
+    on_host(|core| async move {
+        let options = options_of(Some(keys(1, Some(2))), quick());
+        let credentials = options.authentication.clone().unwrap();
+        let mut controller = nvme::AnyController::attach(&core, &uri, &options, 1).await.unwrap();
+        let before = commands_of(&target, 0);
+        controller.reauthenticate().await.unwrap();
+        assert_eq!(commands_of(&target, 0), before, "the keys are the same");
+        target.set_host_keys(NQN, HOST, Some(new)).unwrap();
+        credentials.set_keys(Some(keys(3, Some(4))));
+        controller.reauthenticate().await.unwrap();
+        assert!(commands_of(&target, 0) >= before + 5);
+        assert_eq!(controller.failure(), None);
+        // Without keys it stays as it is.
+        credentials.set_keys(None);
+        controller.reauthenticate().await.unwrap();
+        credentials.set_keys(Some(keys(3, Some(5))));
+        let refused = controller.reauthenticate().await;
+        let expected = HostAuthError::ControllerNotProven;
+        assert!(
+            matches!(refused, Err(NvmeOpenError::Authentication(0, error)) if error == expected),
+            "{refused:?}"
+        );
+        assert!(controller.failure().is_some());
     });
 }
 
