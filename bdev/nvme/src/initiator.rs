@@ -352,8 +352,8 @@ impl Initiator {
         *sync::lock(&self.0.events) = None;
     }
 
-    /// Has the connected paths of a name authenticate with new keys, one after the other: the admin queues at
-    /// once, I/O queues while they are polled. Paths that are not connected use the keys when they are.
+    /// Has the connected paths of a name authenticate with new keys: their admin queues at once, I/O queues
+    /// after these, while they are polled. Paths that are not connected use the keys when they are.
     ///
     /// # Errors
     /// A controller does not accept the keys, or does not answer: its path is lost, and is connected anew.
@@ -371,19 +371,14 @@ impl Initiator {
                 Duration::from_nanos(path.config.options.timeout_ns).saturating_mul(2) + TIMEOUT_MARGIN;
             answers.push((answer, wait));
         }
-        // I/O queues need not wait for those of the other paths.
-        let is_applied = group.wait_applied();
-        for (answer, wait) in answers {
-            match receive_unless_cancelled(&answer, wait, &job) {
-                Ok(Err(OperationError::Failed(why))) => return Err(InitiatorError::Admin(why)),
-                Ok(_) | Err(RecvTimeoutError::Disconnected) => {}
-                Err(RecvTimeoutError::Timeout) => return Err(InitiatorError::Timeout("the controller")),
-            }
-        }
-        match is_applied {
-            true => Ok(()),
-            false => Err(InitiatorError::Timeout("applying the change on the reactors")),
-        }
+        let outcome =
+            |(answer, wait): (Receiver<_>, Duration)| match receive_unless_cancelled(&answer, wait, &job) {
+                Ok(Err(OperationError::Failed(why))) => Err(InitiatorError::Admin(why)),
+                Ok(_) | Err(RecvTimeoutError::Disconnected) => Ok(()),
+                Err(RecvTimeoutError::Timeout) => Err(InitiatorError::Timeout("the controller")),
+            };
+        // Each path is waited for, whatever becomes of the others.
+        answers.into_iter().map(outcome).fold(Ok(()), Result::and)
     }
 
     /// Resets all paths of a name, one after the other.

@@ -65,8 +65,8 @@ pub trait AttachedController {
         Box::pin(std::future::ready(Ok(())))
     }
 
-    /// Authenticates anew on the admin queue if the host has got other keys since the last time; I/O queues do
-    /// by themselves. By default there is no authentication.
+    /// Authenticates anew on the admin queue if the host has got other keys since the last time; I/O queues
+    /// follow when they are polled. By default there is no authentication.
     ///
     /// # Errors
     /// The ends do not accept each other, or the controller does not answer. The controller has failed then.

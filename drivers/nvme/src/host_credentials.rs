@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex};
 use nvme_auth::{AuthKeys, AuthOptions};
 
 /// How a host authenticates with DH-HMAC-CHAP, and what it accepts of a controller. Clones share the keys:
-/// new ones ([`set_keys`](Self::set_keys)) are used by every queue that is connected from then on, and those
-/// that are connected authenticate anew with them.
+/// new ones ([`set_keys`](Self::set_keys)) are used by every queue that is connected from then on, and by those
+/// that authenticate anew.
 #[derive(Clone)]
 pub struct HostCredentials {
     keys: Arc<Mutex<Option<AuthKeys>>>,
@@ -24,9 +24,9 @@ impl HostCredentials {
         HostCredentials { keys, generation, options: Arc::new(options) }
     }
 
-    /// Replaces the keys, of all clones. I/O queues authenticate anew while they are polled, an admin queue
-    /// by [`Association::reauthenticate`](crate::fabrics::Association::reauthenticate). Without keys those
-    /// that are connected stay so.
+    /// Replaces the keys, of all clones. Queues that are connected authenticate anew after
+    /// [`Association::reauthenticate`](crate::fabrics::Association::reauthenticate), and stay as they are
+    /// without.
     pub fn set_keys(&self, keys: Option<AuthKeys>) {
         let mut current = sync::lock(&self.keys);
         *current = keys;

@@ -7,7 +7,7 @@
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::rc::Rc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Poll, Waker};
 
@@ -60,8 +60,6 @@ pub struct Association<Q: FabricsQueue> {
     identity: IdentifyController,
     /// The controller demands authentication.
     authentication_required: bool,
-    /// Of the keys that were used last.
-    keys_generation: u64,
     handle: AssociationHandle<Q::Remote>,
 }
 
@@ -103,6 +101,8 @@ pub struct AssociationHandle<R> {
     pub(super) free_qids: FreeQids,
     /// Until when a controller that fell silent may execute commands; 0 while it has not.
     pub(super) quiesced_ns: Arc<AtomicU64>,
+    /// [`HostCredentials::generation`] of the keys with which the admin queue has authenticated last.
+    pub(super) authenticated_keys: Arc<AtomicU64>,
 }
 
 /// Free I/O queue identifiers of an association.
@@ -175,7 +175,6 @@ impl<Q: FabricsQueue> Association<Q> {
             timeout_ns: options.timeout_ns,
             identity: IdentifyController::default(),
             authentication_required: false,
-            keys_generation: 0,
             handle: AssociationHandle {
                 remote,
                 subnqn: uri.subnqn().clone(),
@@ -187,6 +186,7 @@ impl<Q: FabricsQueue> Association<Q> {
                 oncs: 0,
                 free_qids: FreeQids::default(),
                 quiesced_ns,
+                authenticated_keys: Arc::default(),
             },
         };
         association.initialize().await?;
@@ -241,19 +241,22 @@ impl<Q: FabricsQueue> Association<Q> {
     async fn authenticate(&mut self) -> Result<(), NvmeOpenError> {
         let (options, subnqn) = (self.handle.options.clone(), self.handle.subnqn.clone());
         // Before the keys: those that are set meanwhile are newer.
-        self.keys_generation = options.authentication.as_ref().map_or(0, HostCredentials::generation);
-        authenticate(self, 0, self.authentication_required, &options, &subnqn).await
+        let generation = options.authentication.as_ref().map_or(0, HostCredentials::generation);
+        authenticate(self, 0, self.authentication_required, &options, &subnqn).await?;
+        self.handle.authenticated_keys.store(generation, Ordering::Release);
+        Ok(())
     }
 
     /// Authenticates anew on the admin queue if the host has got other keys since the last time (Base 2.0,
-    /// section 8.13). Without keys nothing is done.
+    /// section 8.13). I/O queues follow when they are polled: a controller may take new keys of a host with
+    /// the exchange on the admin queue. Without keys nothing is done.
     ///
     /// # Errors
     /// The ends do not accept each other, or the controller does not answer. The association has failed then.
     pub async fn reauthenticate(&mut self) -> Result<(), NvmeOpenError> {
         let credentials = self.handle.options.authentication.as_ref();
-        let has_new_keys =
-            credentials.is_some_and(|one| one.generation() != self.keys_generation && one.keys().is_some());
+        let known = self.handle.authenticated_keys.load(Ordering::Acquire);
+        let has_new_keys = credentials.is_some_and(|one| one.generation() != known && one.keys().is_some());
         if !has_new_keys {
             return Ok(());
         }

@@ -29,8 +29,9 @@ const POLL_INTERVAL_NS: u64 = 10_000_000;
 /// A channel to one namespace through an I/O queue of an [`Association`](super::Association), which may live
 /// on another core.
 ///
-/// It owns the connection of its queue, and authenticates anew on it when its host gets new keys. Its user calls [`fail`](Self::fail) when the association fails;
-/// requests then complete with [`Status::HOST_PATHING_ERROR`].
+/// It owns the connection of its queue, and authenticates anew on it after the association has. Its user
+/// calls [`fail`](Self::fail) when the association fails; requests then complete with
+/// [`Status::HOST_PATHING_ERROR`].
 pub struct FabricsIoQueue<Q: FabricsQueue> {
     core: Core,
     connection: ConnectedQueue<Q>,
@@ -98,7 +99,7 @@ impl<Q: FabricsQueue> ConnectedQueue<Q> {
             return Err(NvmeOpenError::ConnectRejected(FabricsStatus(completed.cqe.status)));
         }
         let is_required = ConnectResponse::from_result(completed.cqe.result).authentication_required;
-        // Keys that are set from now on are newer.
+        // Before the keys: the admin queue may authenticate with newer ones from now on.
         connection.reauthentication = QueueReauthentication::new(association, qid_number, is_required);
         let mut messages =
             QueueMessages { connection: &mut connection, core, timeout_ns: options.timeout_ns };

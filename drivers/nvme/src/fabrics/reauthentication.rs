@@ -1,5 +1,8 @@
 //! Authentication of a connected I/O queue with new keys, while its commands are in flight.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use block_io::{Op, Request, Tag};
 use dma::Data;
 use nvme_auth::{AuthParties, HostAction, HostAuth, HostAuthError, Nonces, SystemNonces};
@@ -16,8 +19,8 @@ use crate::shared::AdminData;
 /// Interval at which a step is tried again for which there was no buffer.
 const RETRY_NS: u64 = 1_000_000;
 
-/// The exchanges with which an I/O queue authenticates anew when the keys of its host have changed (Base 2.0,
-/// section 8.13).
+/// The exchanges with which an I/O queue authenticates anew after its admin queue has, with new keys of the
+/// host (Base 2.0, section 8.13).
 ///
 /// The queue asks [`is_due`](Self::is_due) in each poll, which costs a load. If so it passes the completions
 /// of [its own](is_own) commands to [`completed`](Self::completed) and calls [`advance`](Self::advance), which
@@ -30,7 +33,9 @@ pub(super) struct QueueReauthentication {
     /// The controller demands authentication.
     is_required: bool,
     timeout_ns: u64,
-    /// Of the keys of the last exchange.
+    /// Of the association.
+    authenticated_keys: Arc<AtomicU64>,
+    /// What that was at the last exchange.
     generation: u64,
     exchange: Option<Exchange>,
     /// A command of this, or of an exchange that has failed, is in flight.
@@ -81,10 +86,11 @@ impl QueueReauthentication {
         qid: u16,
         is_required: bool,
     ) -> Option<Box<QueueReauthentication>> {
-        let AssociationHandle { options, subnqn, .. } = association;
+        let AssociationHandle { options, subnqn, authenticated_keys, .. } = association;
         let credentials = options.authentication.clone()?;
         Some(Box::new(QueueReauthentication {
-            generation: credentials.generation(),
+            generation: authenticated_keys.load(Ordering::Acquire),
+            authenticated_keys: authenticated_keys.clone(),
             credentials,
             parties: AuthParties::new(hostnqn(options).as_str(), subnqn.as_str()),
             qid,
@@ -95,10 +101,16 @@ impl QueueReauthentication {
         }))
     }
 
-    /// Whether there are new keys, an exchange, or what is left of one.
+    /// Whether the admin queue has authenticated with other keys, there is an exchange, or what is left of
+    /// one.
     #[inline]
     pub(super) fn is_due(&self) -> bool {
-        self.exchange.is_some() || self.in_flight || self.credentials.generation() != self.generation
+        self.exchange.is_some() || self.in_flight || self.admin_generation() != self.generation
+    }
+
+    #[inline]
+    fn admin_generation(&self) -> u64 {
+        self.authenticated_keys.load(Ordering::Acquire)
     }
 
     /// When [`advance`](Self::advance) is due, if there is an exchange.
@@ -111,7 +123,7 @@ impl QueueReauthentication {
     pub(super) fn advance<Q: FabricsQueue>(&mut self, queue: &mut Q, core: &Core) {
         if queue.failure().is_some() {
             self.exchange = None;
-            self.generation = self.credentials.generation();
+            self.generation = self.admin_generation();
             return;
         }
         let now_ns = core.now_ns();
@@ -150,8 +162,8 @@ impl QueueReauthentication {
     }
 
     fn begin<Q: FabricsQueue>(&mut self, queue: &mut Q, now_ns: u64) {
-        // Before the keys: those that are set meanwhile are another generation.
-        self.generation = self.credentials.generation();
+        // Before the keys: with those that are set meanwhile the admin queue has yet to authenticate.
+        self.generation = self.admin_generation();
         let Some(keys) = self.credentials.keys() else { return };
         if !self.is_required && keys.controller.is_none() {
             return;
