@@ -85,7 +85,8 @@ impl NvmfModule {
         std::iter::once((None, self.default.clone())).chain(named).collect()
     }
 
-    /// Creates a target.
+    /// Creates a target, with the reactors and the options of authentication that the one has which always
+    /// exists.
     ///
     /// # Errors
     /// The name is not suitable, or there are too many.
@@ -104,8 +105,11 @@ impl NvmfModule {
                 format!("{CREATED_TARGETS_MAX} targets were created, the most in the life of a process");
             return Err(RpcError::new(RpcError::ENOSPC, message));
         }
-        self.created.fetch_add(1, Ordering::Relaxed);
         let target = NvmfTarget::new(self.registry.clone(), &self.reactors);
+        // What restricts hosts of one target restricts those of all.
+        target.set_auth_options(self.target().auth_options())?;
+        target.set_poll_groups(self.target().poll_groups_mask().as_deref())?;
+        self.created.fetch_add(1, Ordering::Relaxed);
         let target = LimitedTarget::new(target, subsystems_max);
         others.insert(name.to_string(), target.clone());
         Ok(target)

@@ -14,17 +14,17 @@ pub(super) fn methods() -> Vec<Method<NvmfModule>> {
             .at_any_stage()
             .canonical(canonical_config)
             .text(
-                "Sets options of the target. Digests and groups are those that hosts may authenticate with from now on; \
-                 the strongest that a host has too are selected. `dup_host_policy` is that of hosts that connect from now \
-                 on.",
+                "Sets options of `nvmf_tgt`. Digests and groups are those that hosts of every target may authenticate with \
+                 from now on; the strongest that a host has too are selected. `dup_host_policy` is that of hosts that \
+                 connect from now on.",
                 "true",
             )
             .errors(&[PENDING]),
         Method::update("nvmf_set_crdt", set_crdt)
             .at_any_stage()
             .text(
-                "Sets the delays after which hosts retry a command that failed and may be retried, for hosts that connect \
-                 from now on and honour delays (Linux does if `crdt1` is not 0). Failed commands select `crdt1`; the \
+                "Sets the delays after which hosts retry a command that failed and may be retried, for hosts that connect to \
+                 `nvmf_tgt` from now on and honour delays (Linux does if `crdt1` is not 0). Failed commands select `crdt1`; the \
                  others are only reported.",
                 "true",
             )
@@ -83,7 +83,7 @@ control::parameters! {
         /// Without, it stays
         dup_host_policy: Option<DupHostPolicy>,
         /// CPUs whose reactors serve hosts, as a mask or a list; all if empty. Only before
-        /// `nvmf_create_transport`. Without, it stays
+        /// `nvmf_create_transport`; targets that are created later have the same. Without, it stays
         poll_groups_mask: Option<String>,
     }
 }
@@ -166,8 +166,10 @@ fn set_config(module: &NvmfModule, params: NvmfConfig) -> Result<bool, RpcError>
     if let Some(mask) = params.mask() {
         target.set_poll_groups(mask)?;
     }
-    if auth_options != target.auth_options() {
-        target.set_auth_options(auth_options)?;
+    for (_, one) in module.all() {
+        if auth_options != one.target.auth_options() {
+            one.target.set_auth_options(auth_options.clone())?;
+        }
     }
     if options != target.options() {
         target.set_options(options)?;

@@ -38,6 +38,7 @@ fn targets_have_transports_and_subsystems_of_their_own() {
     assert_eq!(machine.code("nvmf_create_subsystem", second), -28, "max_subsystems is 1");
     machine.ok("nvmf_subsystem_get_controllers", json!({ "nqn": NQN, "tgt_name": OTHER }));
     machine.ok("nvmf_get_stats", json!({ "tgt_name": OTHER }));
+    assert_eq!(machine.target.balanced().len(), 2, "their transports over TCP");
 
     // Only one of them may have a bdev.
     let namespace = json!({ "nqn": NQN, "tgt_name": OTHER, "namespace": { "bdev_name": "M" } });
@@ -47,6 +48,22 @@ fn targets_have_transports_and_subsystems_of_their_own() {
     assert_eq!(machine.code("nvmf_get_subsystems", json!({ "tgt_name": OTHER })), -32603);
     // Its bdev is free for others.
     machine.ok("nvmf_subsystem_add_ns", json!({ "nqn": NQN, "namespace": { "bdev_name": "N" } }));
+}
+
+#[test]
+fn digests_groups_and_reactors_are_restricted_for_all_targets() {
+    let machine = machine();
+    let cpu = machine._reactors.handles()[0].cpu();
+    let restricted = json!({ "dhchap_digests": ["sha512"], "poll_groups_mask": format!("[{cpu}]") });
+    machine.ok("nvmf_set_config", restricted);
+    machine.ok("nvmf_create_target", json!({ "name": OTHER }));
+    let other = machine.target.named(Some(OTHER)).unwrap();
+    let default = machine.target.target();
+    assert_eq!(other.target.auth_options().hash_names(), ["sha512"]);
+    assert_eq!(other.target.poll_groups_mask(), default.poll_groups_mask());
+    machine.ok("nvmf_set_config", json!({ "dhchap_dhgroups": ["ffdhe8192"] }));
+    assert_eq!(other.target.auth_options(), default.auth_options());
+    assert_eq!(default.auth_options().group_names(), ["ffdhe8192"]);
 }
 
 #[test]
