@@ -266,6 +266,11 @@ fn an_io_queue_authenticates_with_new_keys_after_the_admin_queue_and_between_its
                 assert_eq!(flush(&core, &mut *queue).await, Status::SUCCESS, "{name}");
                 flushed += 1;
             }
+            for _ in 0..20 {
+                assert_eq!(flush(&core, &mut *queue).await, Status::SUCCESS, "{name}");
+            }
+            let received = commands_of(&target, 1) - before;
+            assert_eq!(received, flushed + exchange + 20, "{name}: there is one exchange");
             assert_eq!(queue.failure(), None, "{name}");
 
             // The host gets keys that the target does not have before the I/O queue has authenticated.

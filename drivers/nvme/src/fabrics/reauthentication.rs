@@ -127,7 +127,8 @@ impl QueueReauthentication {
             return;
         }
         let now_ns = core.now_ns();
-        if self.exchange.is_none() && !self.in_flight {
+        let has_new_keys = self.admin_generation() != self.generation;
+        if has_new_keys && self.exchange.is_none() && !self.in_flight {
             self.begin(queue, now_ns);
         }
         let Some(exchange) = &mut self.exchange else { return };
