@@ -22,7 +22,6 @@ impl Module for Compatibility {
             Method::default_only::<Hotplug>("bdev_virtio_blk_set_hotplug", "there is no virtio initiator"),
             Method::default_only::<NoParameters>("framework_disable_cpumask_locks", no_locks),
             Method::default_only::<NoParameters>("framework_enable_cpumask_locks", no_locks),
-            Method::default_only::<RetryDelays>("nvmf_set_crdt", "commands are not delayed on retry"),
             Method::default_only::<SchedulerOptions>("scheduler_set_options", fixed_cores),
             Method::default_only::<SocketImplementation>("sock_set_default_impl", kernel_sockets),
         ]
@@ -36,22 +35,17 @@ crate::parameters! {
 
 crate::parameters! {
     struct Hotplug {}
-    only { enable: bool = false }
+    only("there is no virtio initiator") { enable: bool = false }
     ignored("devices are not looked for") { period_us }
 }
 
 crate::parameters! {
-    struct RetryDelays {}
-    only { crdt1: u32 = 0, crdt2: u32 = 0, crdt3: u32 = 0 }
-}
-
-crate::parameters! {
     struct SchedulerOptions {}
-    only { isolated_core_mask: String = String::new() }
+    only("reactors do not move between cores") { isolated_core_mask: String = String::new() }
     ignored("the control plane has threads of its own") { scheduling_core }
 }
 
 crate::parameters! {
     struct SocketImplementation {}
-    one_of { impl_name: String = ["posix".to_string(), "uring".to_string()] }
+    one_of("sockets are the kernel's; there is one implementation") { impl_name: String = ["posix".to_string(), "uring".to_string()] }
 }

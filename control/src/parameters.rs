@@ -27,14 +27,14 @@ pub struct Parameter {
 }
 
 impl Parameter {
-    /// A parameter of which only these values are accepted.
-    pub fn only<T: ParameterType>(name: &'static str, accepted: &[T]) -> Parameter {
+    /// A parameter of which only these values are accepted, for `reason`.
+    pub fn only<T: ParameterType>(name: &'static str, accepted: &[T], reason: &str) -> Parameter {
         Parameter {
             name,
             kind: T::kind(),
             unit: None,
             presence: Presence::Only(accepted.iter().map(T::encode).collect()),
-            text: String::new(),
+            text: reason.to_string(),
             members: Vec::new(),
         }
     }
@@ -49,7 +49,8 @@ pub enum Presence {
     Optional,
     /// Absence means this value.
     Default(Value),
-    /// Ringbolt has no choice there: only these values are accepted, all without effect. Absence means the first.
+    /// Ringbolt has no choice there, for the reason in the parameter's text: only these values are accepted,
+    /// all without effect. Absence means the first.
     Only(Vec<Value>),
     /// Accepted without effect, with a line in the log where it is set; the reason.
     Ignored(&'static str),
@@ -194,8 +195,13 @@ impl<'a> Decoder<'a> {
         Ok(self.get(name)?.unwrap_or_else(default))
     }
 
-    /// A parameter of which only some values are supported. Null counts as absent.
-    pub fn only<T: ParameterType>(&mut self, name: &str, accepted: &[T]) -> Result<(), ParameterError> {
+    /// A parameter of which only some values are supported, for `reason`. Null counts as absent.
+    pub fn only<T: ParameterType>(
+        &mut self,
+        name: &str,
+        accepted: &[T],
+        reason: &str,
+    ) -> Result<(), ParameterError> {
         let Some(value) = self.get::<Option<T>>(name)?.flatten().map(|value| value.encode()) else {
             return Ok(());
         };
@@ -204,8 +210,10 @@ impl<'a> Decoder<'a> {
             return Ok(());
         }
         let accepted: Vec<String> = accepted.iter().map(Value::to_string).collect();
-        let message =
-            format!("{value} is not supported; leave it out or set it to {}", accepted.join(" or "));
+        let message = format!(
+            "{value} is not supported: {reason}; leave it out or set it to {}",
+            accepted.join(" or ")
+        );
         Err(ParameterError::new(message).within(name))
     }
 
@@ -243,9 +251,10 @@ pub const fn field_name(field: &'static str) -> &'static str {
 /// Declares the parameters of a method, or of an object within them, as a struct.
 ///
 /// A field is `name: Type [unit] = default`; unit and default may be missing, and `Option<T>` may be absent. Its
-/// documentation is the text of the reference. `only { name: Type = value }` accepts a parameter of SPDK with one
-/// value and rejects any other, `one_of { name: Type = [value, …] }` with any of several that make no difference here;
-/// `ignored("reason") { name, … }` accepts every value without effect and logs that.
+/// documentation is the text of the reference. `only("reason") { name: Type = value }` accepts a parameter of
+/// SPDK with one value and rejects any other, `one_of("reason") { name: Type = [value, …] }` with any of
+/// several that make no difference here; `ignored("reason") { name, … }` accepts every value without effect
+/// and logs that.
 ///
 /// ```
 /// control::parameters! {
@@ -256,7 +265,7 @@ pub const fn field_name(field: &'static str) -> &'static str {
 ///         /// Size
 ///         num_blocks: u64 ["blocks"] = 64,
 ///     }
-///     only { md_size: u32 = 0 }
+///     only("toys have no metadata") { md_size: u32 = 0 }
 ///     ignored("toys have no colour") { colour }
 /// }
 /// use control::Parameters;
@@ -265,7 +274,7 @@ pub const fn field_name(field: &'static str) -> &'static str {
 /// let error = CreateToy::from_object(object, &mut Default::default()).err().map(control::RpcError::from);
 /// assert_eq!(
 ///     error.map(|error| error.message).as_deref(),
-///     Some("Invalid parameters: md_size: 8 is not supported; leave it out or set it to 0")
+///     Some("Invalid parameters: md_size: 8 is not supported: toys have no metadata; leave it out or set it to 0")
 /// );
 /// ```
 #[macro_export]
@@ -275,8 +284,10 @@ macro_rules! parameters {
         $vis:vis struct $name:ident {
             $( $(#[doc = $text:literal])* $field_vis:vis $field:ident : $type:ty $([$unit:literal])? $(= $default:expr)? ),* $(,)?
         }
-        $(only { $( $only:ident : $only_type:ty = $only_value:expr ),* $(,)? })?
-        $(one_of { $( $one_of:ident : $one_of_type:ty = [$( $one_of_value:expr ),* $(,)?] ),* $(,)? })?
+        $(only($only_reason:literal) { $( $only:ident : $only_type:ty = $only_value:expr ),* $(,)? })*
+        $(one_of($one_of_reason:literal) {
+            $( $one_of:ident : $one_of_type:ty = [$( $one_of_value:expr ),* $(,)?] ),* $(,)?
+        })*
         $(ignored($reason:literal) { $( $ignored:ident ),* $(,)? })*
     ) => {
         $(#[doc = $struct_text])*
@@ -296,11 +307,16 @@ macro_rules! parameters {
                     text: concat!($($text),*).trim().to_string(),
                     members: <$type as $crate::ParameterType>::members(),
                 }, )*];
-                $($( all.push($crate::Parameter::only::<$only_type>(stringify!($only), &[$only_value])); )*)?
+                $($( all.push($crate::Parameter::only::<$only_type>(
+                    stringify!($only),
+                    &[$only_value],
+                    $only_reason,
+                )); )*)*
                 $($( all.push($crate::Parameter::only::<$one_of_type>(
                     stringify!($one_of),
                     &[$( $one_of_value ),*],
-                )); )*)?
+                    $one_of_reason,
+                )); )*)*
                 $($( all.push($crate::Parameter {
                     name: stringify!($ignored),
                     kind: "any".to_string(),
@@ -319,13 +335,17 @@ macro_rules! parameters {
                 #[allow(unused_mut)]
                 let mut decoder = $crate::Decoder::new(object, log);
                 $( let $field = $crate::parameters!(@take decoder, $field, $type $(, $default)?); )*
-                $($( decoder.only::<$only_type>(stringify!($only), &[$only_value])?; )*)?
-                $($( decoder.only::<$one_of_type>(stringify!($one_of), &[$( $one_of_value ),*])?; )*)?
+                $($( decoder.only::<$only_type>(stringify!($only), &[$only_value], $only_reason)?; )*)*
+                $($( decoder.only::<$one_of_type>(
+                    stringify!($one_of),
+                    &[$( $one_of_value ),*],
+                    $one_of_reason,
+                )?; )*)*
                 $($( decoder.ignored(stringify!($ignored), $reason); )*)*
                 decoder.finish(&[
                     $( $crate::field_name(stringify!($field)), )*
-                    $($( stringify!($only), )*)?
-                    $($( stringify!($one_of), )*)?
+                    $($( stringify!($only), )*)*
+                    $($( stringify!($one_of), )*)*
                     $($( stringify!($ignored), )*)*
                 ])?;
                 Ok($name { $( $field ),* })

@@ -107,18 +107,19 @@ crate::parameters! {
         /// The implementation: `posix` is the kernel's sockets; the others are accepted without effect
         impl_name: String = "posix".to_string(),
     }
-    only {
-        enable_quickack: bool = false,
-        enable_placement_id: u32 = 0,
+    only("the kernel decides about it") { enable_quickack: bool = false, enable_placement_id: u32 = 0 }
+    only("what is sent without a copy has 32 KiB or more") { zerocopy_threshold: u32 = 0 }
+    only("TLS is 1.3, in user space, with keys of the connection's hosts and listeners") {
         tls_version: u32 = 0,
         enable_ktls: bool = false,
-        zerocopy_threshold: u32 = 0,
         psk_key: String = String::new(),
         psk_identity: String = String::new(),
     }
-    one_of {
-        // What is so here, and SPDK's default.
+    one_of("data is received into place, or through one buffer for each connection or reactor") {
         enable_recv_pipe: bool = [false, true],
+    }
+    // What is so here, and SPDK's default.
+    one_of("the kernel sizes buffers") {
         recv_buf_size: u32 = [BUFFER_BYTES, TLS_BUFFER_BYTES],
         send_buf_size: u32 = [BUFFER_BYTES, TLS_BUFFER_BYTES],
     }

@@ -272,7 +272,7 @@ mod tests {
                 json!({ "impl_name": "posix", "enable_ktls": true }),
                 Some("enable_ktls: true"),
             ),
-            ("nvmf_set_crdt", json!({ "crdt1": 10 }), Some("crdt1: 10")),
+            ("nvmf_set_crdt", json!({ "crdt1": 65536 }), Some("crdt1: ")),
             (
                 "nvmf_set_config",
                 json!({ "admin_cmd_passthru": { "sanitize": true } }),

@@ -42,7 +42,7 @@ const KNOWN: &[(&str, usize)] = &[
     ("targets/nvme-controller", 18),
     ("targets/iscsi", 11),
     ("targets/nbd", 5),
-    ("targets/nvmf", 37),
+    ("targets/nvmf", 34),
     ("targets/scsi", 28),
     ("targets/shell", 7),
     ("targets/vhost", 19),

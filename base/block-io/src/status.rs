@@ -158,6 +158,8 @@ fabrics_statuses! {
 impl Status {
     const DNR: u16 = 1 << 14;
     const CODE: u16 = 0x7ff;
+    /// First bit of Command Retry Delay (CRD), which has two.
+    const CRD_SHIFT: u16 = 11;
 
     /// A status from its status code type (0 to 7) and status code.
     pub const fn new(status_code_type: u8, status_code: u8) -> Status {
@@ -182,6 +184,18 @@ impl Status {
     /// Whether Do Not Retry (DNR) is set.
     pub const fn is_do_not_retry(self) -> bool {
         self.0 & Self::DNR != 0
+    }
+
+    /// The same status with a Command Retry Delay (CRD): the host retries after one of the three delays of
+    /// Identify Controller (CRDT1 to CRDT3); 0 is none.
+    pub const fn with_retry_delay(self, delay: u8) -> Status {
+        let others = self.0 & !(3 << Self::CRD_SHIFT);
+        Status(others | (delay as u16 & 3) << Self::CRD_SHIFT)
+    }
+
+    /// Command Retry Delay (CRD), 0 to 3.
+    pub const fn retry_delay(self) -> u8 {
+        (self.0 >> Self::CRD_SHIFT & 3) as u8
     }
 
     /// Whether the I/O succeeded.

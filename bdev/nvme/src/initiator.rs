@@ -352,6 +352,35 @@ impl Initiator {
         *sync::lock(&self.0.events) = None;
     }
 
+    /// Has the connected paths of a name authenticate with new keys: their admin queues at once, I/O queues
+    /// after these, while they are polled. Paths that are not connected use the keys when they are.
+    ///
+    /// # Errors
+    /// A controller does not accept the keys, or does not answer: its path is lost, and is connected anew.
+    pub fn authenticate(&self, name: &str) -> Result<(), InitiatorError> {
+        let group = self.group(name)?;
+        let job = JobHandle::standalone();
+        let mut answers = Vec::new();
+        for path in group.paths() {
+            let (done, answer) = sync_channel(1);
+            if !path.submit(PathCommand::Authenticate(done)) {
+                return Err(InitiatorError::Admin("the command queue of the controller is full".into()));
+            }
+            // Each message of the exchange has this time.
+            let wait =
+                Duration::from_nanos(path.config.options.timeout_ns).saturating_mul(2) + TIMEOUT_MARGIN;
+            answers.push((answer, wait));
+        }
+        let outcome =
+            |(answer, wait): (Receiver<_>, Duration)| match receive_unless_cancelled(&answer, wait, &job) {
+                Ok(Err(OperationError::Failed(why))) => Err(InitiatorError::Admin(why)),
+                Ok(_) | Err(RecvTimeoutError::Disconnected) => Ok(()),
+                Err(RecvTimeoutError::Timeout) => Err(InitiatorError::Timeout("the controller")),
+            };
+        // Each path is waited for, whatever becomes of the others.
+        answers.into_iter().map(outcome).fold(Ok(()), Result::and)
+    }
+
     /// Resets all paths of a name, one after the other.
     pub fn reset(&self, name: &str) -> Result<(), InitiatorError> {
         self.operate(name, None, ControllerOperation::Reset, &JobHandle::standalone())

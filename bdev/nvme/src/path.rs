@@ -185,6 +185,8 @@ pub(crate) enum PathCommand {
         reply: SyncSender<IoReply>,
     },
     Operate(ControllerOperation, ResultSender),
+    /// Authenticate with new keys on the admin queue.
+    Authenticate(ResultSender),
     RefreshAna,
 }
 
@@ -232,7 +234,9 @@ impl PathCommand {
             PathCommand::Io { reply, .. } => {
                 send_reply(&reply, Err("the controller is not connected".into()))
             }
-            PathCommand::Operate(_, reply) => send_reply(&reply, Err(OperationError::Busy)),
+            PathCommand::Operate(_, reply) | PathCommand::Authenticate(reply) => {
+                send_reply(&reply, Err(OperationError::Busy));
+            }
             PathCommand::RefreshAna => {}
         }
     }
@@ -310,7 +314,7 @@ impl ControllerPath {
     /// Retry Delay).
     #[inline]
     pub(crate) fn retry_delay_ns(&self, status: Status) -> u64 {
-        match status.field() >> 11 & 3 {
+        match status.retry_delay() {
             0 => 0,
             which => {
                 let crdt = self.retry_delays[usize::from(which) - 1].load(Ordering::Relaxed);

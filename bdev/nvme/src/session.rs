@@ -135,6 +135,10 @@ impl<N: CoreNetwork> PathSession for ControllerSession<N> {
                 Some(PathCommand::Operate(ControllerOperation::Enable, reply)) => {
                     send_reply(&reply, Err(OperationError::Already));
                 }
+                Some(PathCommand::Authenticate(reply)) => {
+                    let authenticated = controller.reauthenticate().await;
+                    send_reply(&reply, authenticated.map_err(OperationError::failed));
+                }
                 Some(PathCommand::Admin { sqe, data, reply }) => {
                     send_reply(&reply, self.admin(controller).execute(sqe, data).await);
                 }

@@ -7,6 +7,8 @@ mod passthrough;
 mod data;
 #[path = "tcp/extended_protection.rs"]
 mod extended_protection;
+#[path = "tcp/keys.rs"]
+mod keys;
 #[path = "tcp/paths.rs"]
 mod paths;
 #[path = "tcp/replaced.rs"]

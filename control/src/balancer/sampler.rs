@@ -1,13 +1,13 @@
 //! What reactors and connections did in a period.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
 use reactor::{ReactorHandle, ReactorStats};
 
 use super::decision::{CoreLoad, Decision, LoadedConnection, decide};
-use super::target::{BalancedTarget, ConnectionMove};
+use super::target::{BalancedTarget, ConnectionLoad, ConnectionMove};
 
 /// Time that a reactor has to report. One that does not is blocked, and nothing is decided.
 const REPORT_TIMEOUT: Duration = Duration::from_secs(1);
@@ -23,9 +23,9 @@ pub(super) struct Sampler {
 
 impl Sampler {
     /// Ends the present period: has targets move what is to move.
-    pub(super) fn end_period(&mut self, reactors: &[ReactorHandle], targets: &[Arc<dyn BalancedTarget>]) {
+    pub(super) fn end_period(&mut self, reactors: &[ReactorHandle], handles: &[Arc<dyn BalancedTarget>]) {
         let reports = reactors.iter().map(|reactor| reactor.stats_within(REPORT_TIMEOUT));
-        let loads = targets.iter().map(|target| target.loads());
+        let loads = handles.iter().map(|target| target.loads());
         let (Ok(reports), Some(loads)) =
             (reports.collect::<Result<Vec<_>, _>>(), loads.collect::<Option<Vec<_>>>())
         else {
@@ -37,38 +37,80 @@ impl Sampler {
         if was_settling || before.len() != self.before.len() {
             return;
         }
-        let mut cores: Vec<CoreLoad> =
-            before.iter().zip(&self.before).map(|(before, now)| busy_time(before, now)).collect();
-        for (target, (balanced, loads)) in targets.iter().zip(loads).enumerate() {
-            for (core, connections) in loads.into_iter().enumerate() {
-                let (Some(load), Some(before), Some(now)) =
-                    (cores.get_mut(core), before.get(core), self.before.get(core))
-                else {
-                    continue;
-                };
-                let poller = balanced.name();
-                let time_ppm = ppm(poller_ns(now, poller), poller_ns(before, poller), before, now);
-                let total: u64 = connections.iter().map(|connection| connection.work).sum();
-                let costs = connections.into_iter().filter(|connection| connection.work > 0);
-                load.connections.extend(costs.map(|connection| LoadedConnection {
-                    target,
-                    id: connection.id,
-                    cost_ppm: (u128::from(time_ppm) * u128::from(connection.work) / u128::from(total)) as u32,
-                    is_movable: connection.is_movable,
-                }));
-            }
-        }
-        let decisions = decide(cores);
+        let targets: Vec<TargetLoads> = handles
+            .iter()
+            .zip(loads)
+            .map(|(target, loads)| TargetLoads { name: target.name(), reactors: target.reactors(), loads })
+            .collect();
+        let decisions = decide_in_period(&before, &self.before, &targets);
         self.is_settling = !decisions.is_empty();
         let mut by_target: HashMap<usize, Vec<ConnectionMove>> = HashMap::new();
         for Decision { target, id, from, to } in decisions {
             by_target.entry(target).or_default().push(ConnectionMove { id, from, to });
         }
         for (target, moves) in by_target {
-            log::debug!(target: "scheduler", "{}: {} connections move", targets[target].name(), moves.len());
-            targets[target].move_connections(&moves);
+            log::debug!(target: "scheduler", "{}: {} connections move", handles[target].name(), moves.len());
+            handles[target].move_connections(&moves);
         }
     }
+}
+
+/// What the connections of a target did in a period.
+struct TargetLoads {
+    name: &'static str,
+    /// [`BalancedTarget::reactors`].
+    reactors: Vec<usize>,
+    /// By place in `reactors`.
+    loads: Vec<Vec<ConnectionLoad>>,
+}
+
+impl TargetLoads {
+    /// The connections on a reactor.
+    fn on(&self, reactor: usize) -> &[ConnectionLoad] {
+        let place = self.reactors.iter().position(|one| *one == reactor);
+        place.and_then(|place| self.loads.get(place)).map_or(&[], |connections| connections)
+    }
+}
+
+/// Decides for the targets that share a set of reactors, and for those with another set only if nothing moves
+/// before: what moves changes how busy the reactors are that both have.
+fn decide_in_period(before: &[ReactorStats], now: &[ReactorStats], targets: &[TargetLoads]) -> Vec<Decision> {
+    let sets: BTreeSet<&[usize]> = targets.iter().map(|target| &target.reactors[..]).collect();
+    // The largest first, as it can make more of them even.
+    let mut sets: Vec<&[usize]> = sets.into_iter().collect();
+    sets.sort_by_key(|reactors| std::cmp::Reverse(reactors.len()));
+    let mut decisions = sets.into_iter().map(|reactors| {
+        let load = |reactor: &usize| core_load(*reactor, reactors, before, now, targets);
+        reactors.iter().map(load).collect::<Option<Vec<_>>>().map_or(Vec::new(), decide)
+    });
+    decisions.find(|decisions| !decisions.is_empty()).unwrap_or_default()
+}
+
+/// What a reactor did, with the connections of the targets that have this set of reactors. `None` if there is
+/// no such reactor.
+fn core_load(
+    reactor: usize,
+    reactors: &[usize],
+    before: &[ReactorStats],
+    now: &[ReactorStats],
+    targets: &[TargetLoads],
+) -> Option<CoreLoad> {
+    let (before, now) = (before.get(reactor)?, now.get(reactor)?);
+    let mut load = busy_time(before, now);
+    for (index, target) in targets.iter().enumerate().filter(|(_, target)| target.reactors == reactors) {
+        let time_ppm = ppm(poller_ns(now, target.name), poller_ns(before, target.name), before, now);
+        // Pollers of several targets have one name, and their time is not known apart.
+        let same = targets.iter().filter(|other| other.name == target.name);
+        let total: u64 = same.flat_map(|other| other.on(reactor)).map(|connection| connection.work).sum();
+        let costs = target.on(reactor).iter().filter(|connection| connection.work > 0);
+        load.connections.extend(costs.map(|connection| LoadedConnection {
+            target: index,
+            id: connection.id,
+            cost_ppm: (u128::from(time_ppm) * u128::from(connection.work) / u128::from(total)) as u32,
+            is_movable: connection.is_movable,
+        }));
+    }
+    Some(load)
 }
 
 fn busy_time(before: &ReactorStats, now: &ReactorStats) -> CoreLoad {
@@ -89,6 +131,8 @@ fn poller_ns(stats: &ReactorStats, name: &str) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use reactor::PollerStats;
+
     use super::*;
 
     #[test]
@@ -98,5 +142,46 @@ mod tests {
         let (before, now) = (stats(1000, 500, 0), stats(1300, 800, 600));
         assert_eq!(busy_time(&before, &now).busy_ppm, 250_000);
         assert_eq!(busy_time(&now, &now).busy_ppm, 0, "no time has passed");
+    }
+
+    /// A reactor that was busy for a part of a period of 1000 ns, with all of it in the poller `tcp`.
+    fn busy(busy_ns: u64) -> ReactorStats {
+        let poller = PollerStats { name: "tcp".to_string(), busy_ns, runs: 1, busy_runs: 1 };
+        ReactorStats { busy_ns, idle_ns: 1000 - busy_ns, pollers: vec![poller], ..Default::default() }
+    }
+
+    fn target(reactors: &[usize], works: &[&[u64]]) -> TargetLoads {
+        let load =
+            |(id, work): (usize, &u64)| ConnectionLoad { id: id as u64, work: *work, is_movable: true };
+        let loads = works.iter().map(|works| works.iter().enumerate().map(load).collect()).collect();
+        TargetLoads { name: "tcp", reactors: reactors.to_vec(), loads }
+    }
+
+    #[test]
+    fn connections_move_between_the_reactors_of_their_target_only() {
+        let before = vec![ReactorStats::default(); 3];
+        let now = [busy(0), busy(800), busy(200)];
+        let some = target(&[1, 2], &[&[3, 1], &[1]]);
+        // Reactor 0, the least busy, is none of them. Places count among those of the target.
+        assert_eq!(decide_in_period(&before, &now, &[some]), [Decision { target: 0, id: 1, from: 0, to: 1 }]);
+        let all = target(&[0, 1, 2], &[&[], &[3, 1], &[1]]);
+        let decisions = decide_in_period(&before, &now, &[all]);
+        assert!(decisions.iter().any(|one| one.from == 1 && one.to == 0), "{decisions:?}");
+        let absent = target(&[1, 3], &[&[3, 1], &[]]);
+        assert!(decide_in_period(&before, &now, &[absent]).is_empty());
+    }
+
+    #[test]
+    fn targets_with_one_name_share_its_time() {
+        let before = vec![ReactorStats::default(); 2];
+        let now = [busy(900), busy(0)];
+        let targets = [target(&[0, 1], &[&[2], &[]]), target(&[0, 1], &[&[1], &[]]), target(&[0], &[&[3]])];
+        let load = core_load(0, &[0, 1], &before, &now, &targets).unwrap();
+        let costs: Vec<(usize, u32)> =
+            load.connections.iter().map(|one| (one.target, one.cost_ppm)).collect();
+        assert_eq!((load.busy_ppm, costs), (900_000, vec![(0, 300_000), (1, 150_000)]));
+        // A target with one reactor has no choice; those with two are decided about first.
+        let decisions = decide_in_period(&before, &now, &targets);
+        assert!(!decisions.is_empty() && decisions.iter().all(|one| one.target < 2 && one.to == 1));
     }
 }

@@ -5,8 +5,11 @@ pub trait BalancedTarget: Send + Sync {
     /// The name of its poller on each reactor, which has its busy time.
     fn name(&self) -> &'static str;
 
-    /// The connections that can move, by reactor, with their work since the last call. `None` if a reactor
-    /// does not answer. Waits for the reactors.
+    /// Indexes of the reactors that serve its connections, ascending. Connections move between these.
+    fn reactors(&self) -> Vec<usize>;
+
+    /// The connections that can move, in the order of [`reactors`](Self::reactors), with their work since the
+    /// last call. `None` if a reactor does not answer. Waits for the reactors.
     fn loads(&self) -> Option<Vec<Vec<ConnectionLoad>>>;
 
     /// Moves connections, each as soon as it can. What has closed since, or cannot move, stays.
@@ -29,8 +32,8 @@ pub struct ConnectionLoad {
 pub struct ConnectionMove {
     /// [`ConnectionLoad::id`].
     pub id: u64,
-    /// The index of its reactor.
+    /// The place of its reactor in [`BalancedTarget::reactors`].
     pub from: usize,
-    /// The index of the other.
+    /// That of the other.
     pub to: usize,
 }

@@ -28,8 +28,9 @@ crate::parameters! {
         inner: Option<Inner>,
         list: Vec<u8> = vec![],
     }
-    only { md_size: u32 = 0, label: String = String::new() }
-    one_of { limit: u32 = [0, 4096] }
+    only("there is no metadata") { md_size: u32 = 0 }
+    only("things have no labels") { label: String = String::new() }
+    one_of("it is not limited") { limit: u32 = [0, 4096] }
     ignored("there is one pool") { pool, cache }
 }
 
@@ -55,14 +56,17 @@ fn errors_name_the_parameter() {
             json!({ "name": "a", "inner": { "colour": "red", "x": 1 } }),
             "inner.x: unknown parameter; expected nsid, colour, gloss",
         ),
-        (json!({ "name": "a", "md_size": 8 }), "md_size: 8 is not supported; leave it out or set it to 0"),
+        (
+            json!({ "name": "a", "md_size": 8 }),
+            "md_size: 8 is not supported: there is no metadata; leave it out or set it to 0",
+        ),
         (
             json!({ "name": "a", "label": "x" }),
-            "label: \"x\" is not supported; leave it out or set it to \"\"",
+            "label: \"x\" is not supported: things have no labels; leave it out or set it to \"\"",
         ),
         (
             json!({ "name": "a", "limit": 1 }),
-            "limit: 1 is not supported; leave it out or set it to 0 or 4096",
+            "limit: 1 is not supported: it is not limited; leave it out or set it to 0 or 4096",
         ),
         (json!([1]), "params must be an object"),
     ] {

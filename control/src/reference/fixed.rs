@@ -18,8 +18,8 @@ follows from its declaration:
 
 - **Declared with an effect**: listed in [RPC.md](RPC.md) with its type, range and default, and not on this page.
 - **Fixed**: the listed values ask for what is so anyway, and are accepted. Any other value is rejected with
-  -32602; the message names the parameter and the accepted values. A parameter that is absent or null is not
-  checked.
+  -32602; the message names the parameter, the reason and the accepted values. A parameter that is absent or
+  null is not checked.
 - **Ignored**: every value is accepted. A value other than null, false and 0 is logged, with the reason.
 - **Not declared**: rejected with -32602; the message lists the parameters that there are.
 
@@ -28,7 +28,7 @@ follows from its declaration:
 /// Every parameter without effect, and every method that accepts only what is so anyway, in Markdown.
 pub fn without_effect(catalog: &Catalog) -> String {
     let mut text = HEAD.to_string();
-    section(&mut text, "Fixed", "| method | parameter | accepted |", catalog, fixed_rows);
+    section(&mut text, "Fixed", "| method | accepted | reason |", catalog, fixed_rows);
     section(&mut text, "Ignored", "| method | parameters | reason |", catalog, ignored_rows);
     section(&mut text, "Methods without effect", "| method | parameters | reason |", catalog, default_only);
     text
@@ -63,26 +63,33 @@ fn fixed_rows(_: &MethodInfo, parameters: &[(String, Parameter)]) -> Vec<[String
     let row = |(name, one): &(String, Parameter)| match &one.presence {
         Presence::Only(values) => {
             let values: Vec<String> = values.iter().map(|value| format!("`{value}`")).collect();
-            Some([format!("`{name}`"), values.join(" or ")])
+            Some([format!("`{name}` {}", values.join(" or ")), one.text.clone()])
         }
         _ => None,
     };
-    parameters.iter().filter_map(row).collect()
+    by_reason(parameters.iter().filter_map(row))
 }
 
-/// One row for each reason.
-fn ignored_rows(_: &MethodInfo, parameters: &[(String, Parameter)]) -> Vec<[String; 2]> {
+/// Joins the rows that have the same reason.
+fn by_reason(all: impl Iterator<Item = [String; 2]>) -> Vec<[String; 2]> {
     let mut rows: Vec<[String; 2]> = Vec::new();
-    for (name, one) in parameters {
-        let Presence::Ignored(reason) = one.presence else { continue };
-        match rows.iter_mut().find(|[_, of_row]| of_row == reason) {
-            Some([names, _]) => {
-                let _ = write!(names, ", `{name}`");
+    for [what, reason] in all {
+        match rows.iter_mut().find(|[_, of_row]| *of_row == reason) {
+            Some([whats, _]) => {
+                let _ = write!(whats, ", {what}");
             }
-            None => rows.push([format!("`{name}`"), reason.to_string()]),
+            None => rows.push([what, reason]),
         }
     }
     rows
+}
+
+fn ignored_rows(_: &MethodInfo, parameters: &[(String, Parameter)]) -> Vec<[String; 2]> {
+    let row = |(name, one): &(String, Parameter)| match one.presence {
+        Presence::Ignored(reason) => Some([format!("`{name}`"), reason.to_string()]),
+        _ => None,
+    };
+    by_reason(parameters.iter().filter_map(row))
 }
 
 fn default_only(info: &MethodInfo, parameters: &[(String, Parameter)]) -> Vec<[String; 2]> {
@@ -100,7 +107,7 @@ mod tests {
             /// Size
             size: u32 = 1,
         }
-        only { shape: String = "round".to_string() }
+        only("it is a ball") { shape: String = "round".to_string() }
     }
 
     crate::parameters! {
@@ -111,7 +118,7 @@ mod tests {
             /// Member
             inner: Option<Inner>,
         }
-        only { limit: u32 = 0 }
+        only("it is not limited") { limit: u32 = 0 }
         ignored("there is one pool") { pool, cache }
         ignored("it is not counted") { count }
     }

@@ -90,8 +90,9 @@ impl CanonicalCall {
 
     /// Whether both set the same option of the same object, or of none.
     pub(super) fn sets_same(&self, other: &CanonicalCall) -> bool {
-        const NAMES: [&str; 10] = [
+        const NAMES: [&str; 11] = [
             "name",
+            "tgt_name",
             "nqn",
             "ctrlr",
             "impl_name",

@@ -184,7 +184,7 @@ crate::parameters! {
         /// Colour, in upper or lower case
         colour: String = "white".to_string(),
     }
-    only { legs: u32 = 4 }
+    only("shelves stand on four legs") { legs: u32 = 4 }
 }
 
 impl Module for Shelves {

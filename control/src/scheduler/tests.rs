@@ -19,6 +19,10 @@ impl BalancedTarget for FakeTarget {
         "fake"
     }
 
+    fn reactors(&self) -> Vec<usize> {
+        vec![0, 1]
+    }
+
     fn loads(&self) -> Option<Vec<Vec<ConnectionLoad>>> {
         _ = self.asked.try_send(());
         let load = |id| ConnectionLoad { id, work: 1, is_movable: true };

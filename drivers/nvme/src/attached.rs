@@ -65,6 +65,15 @@ pub trait AttachedController {
         Box::pin(std::future::ready(Ok(())))
     }
 
+    /// Authenticates anew on the admin queue if the host has got other keys since the last time; I/O queues
+    /// follow when they are polled. By default there is no authentication.
+    ///
+    /// # Errors
+    /// The ends do not accept each other, or the controller does not answer. The controller has failed then.
+    fn reauthenticate(&mut self) -> Answer<'_, Result<(), NvmeOpenError>> {
+        Box::pin(std::future::ready(Ok(())))
+    }
+
     /// Resets that the driver has made by itself or by [`reset`](Self::reset). By default it makes none.
     fn resets(&self) -> u64 {
         0

@@ -78,6 +78,9 @@ pub enum ControllerFailure {
     /// one.
     #[error("the namespace was replaced by another one")]
     Replaced,
+    /// The host was given new keys, and authentication with them failed, as the log says.
+    #[error("authentication with new keys failed")]
+    Reauthentication,
     /// The last handle was dropped, or the owner's reactor has ended.
     #[error("the controller was detached")]
     Detached,

@@ -19,6 +19,7 @@ mod keep_alive;
 mod namespace;
 mod namespace_info;
 mod queue;
+mod reauthentication;
 mod reconnecting;
 
 pub use association::{Association, AssociationHandle};

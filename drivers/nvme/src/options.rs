@@ -32,6 +32,8 @@ pub struct Options {
     pub connect_timeout_ns: u64,
     /// Type of service of packets, or their traffic class (RFC 2474). Only over TCP.
     pub type_of_service: u8,
+    /// Priority of packets on this machine (`SO_PRIORITY`); 0 leaves it to the kernel. Only over TCP.
+    pub socket_priority: u32,
     /// Delay after which an Asynchronous Event Request that failed is submitted again, unless the controller
     /// set Do Not Retry, in nanoseconds: a controller that fails each one must not keep the core busy. Only
     /// over TCP.
@@ -98,6 +100,7 @@ impl Default for Options {
             timeout_ns: 10_000_000_000,
             connect_timeout_ns: 0,
             type_of_service: 0,
+            socket_priority: 0,
             ack_timeout_ms: 0,
             event_retry_ns: 1_000_000_000,
             io_timeout_ns: 30_000_000_000,

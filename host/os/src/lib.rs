@@ -34,6 +34,7 @@ mod perf;
 mod priorities;
 mod process;
 mod requests;
+mod socket_priority;
 mod sqe;
 mod thread;
 mod thread_queue;
@@ -59,6 +60,7 @@ pub use perf::{InstructionCounter, PerfConfig, PerfCount, PerfEvent, PerfKind, P
 pub use priorities::RequestPriorities;
 pub use process::{descriptor_limit, inherited_files, kill_with_parent, raise_descriptor_limit};
 pub use requests::BlockFile;
+pub use socket_priority::{set_socket_priority, socket_priority};
 pub use thread::{MemoryPolicy, ThreadUsage, set_io_priority, set_memory_policy};
 pub use thread_queue::ThreadQueue;
 pub use ublk_control::{UblkControl, UblkDevice};

@@ -83,13 +83,16 @@ pub struct ConnectOptions {
     pub source: Option<SocketAddr>,
     /// Type of service of its packets, or their traffic class (`IP_TOS`, `IPV6_TCLASS`; RFC 2474).
     pub type_of_service: u8,
+    /// Priority of its packets on this machine (`SO_PRIORITY`); 0 leaves it as it is.
+    pub priority: u32,
 }
 
 /// The same as [`connect`].
 ///
 /// # Errors
-/// As of [`connect`]; `AddrNotAvailable` for a source that is no address of this machine, `AddrInUse` for one
-/// whose port is in use, and `InvalidInput` for one of another family.
+/// As of [`connect`]; `PermissionDenied` for a priority above 6 without `CAP_NET_ADMIN`; `AddrNotAvailable`
+/// for a source that is no address of this machine, `AddrInUse` for one whose port is in use, and
+/// `InvalidInput` for one of another family.
 pub fn connect_with(address: &StreamAddress, options: &ConnectOptions) -> io::Result<SocketStream> {
     let socket = open(address)?;
     if let StreamAddress::Tcp(to) = address {
@@ -123,9 +126,16 @@ impl ConnectOptions {
             rustix::net::bind(socket, source)?;
         }
         match self.type_of_service {
+            0 => {}
+            service if to.is_ipv4() => sockopt::set_ip_tos(socket, service)?,
+            service => sockopt::set_ipv6_tclass(socket, service.into())?,
+        }
+        // After the type of service, which sets a priority of its own.
+        match self.priority {
             0 => Ok(()),
-            service if to.is_ipv4() => Ok(sockopt::set_ip_tos(socket, service)?),
-            service => Ok(sockopt::set_ipv6_tclass(socket, service.into())?),
+            priority => os::set_socket_priority(socket, priority).map_err(|error| {
+                io::Error::new(error.kind(), format!("socket priority {priority}: {error}"))
+            }),
         }
     }
 }

@@ -293,7 +293,8 @@ fn a_connection_comes_from_the_address_that_is_chosen_with_its_service() {
             continue;
         };
         let address = listener.local_addr().unwrap();
-        let options = ConnectOptions { source: Some(source.parse().unwrap()), type_of_service: 0x28 };
+        let options =
+            ConnectOptions { source: Some(source.parse().unwrap()), type_of_service: 0x28, priority: 5 };
         let stream = connect_with(&address.into(), &options).unwrap();
         let (_, peer) = listener.accept().unwrap();
         assert_eq!(peer.ip(), options.source.unwrap().ip());
@@ -301,7 +302,7 @@ fn a_connection_comes_from_the_address_that_is_chosen_with_its_service() {
             true => sockopt::ip_tos(&stream).unwrap().into(),
             false => sockopt::ipv6_tclass(&stream).unwrap(),
         };
-        assert_eq!(service, 0x28);
+        assert_eq!((service, os::socket_priority(&stream).unwrap()), (0x28, 5));
         // From the same port again, which is in use, or from what is none of this machine's addresses.
         let from = |source| ConnectOptions { source: Some(source), ..options };
         let error = |source| connect_with(&address.into(), &from(source)).map(drop).unwrap_err().kind();

@@ -236,8 +236,10 @@ control::parameters! {
         /// As `iscsi_set_discovery_auth`
         chap_group: Option<u32>,
     }
-    only { error_recovery_level: u32 = 0, auth_file: String = String::new(), allow_duplicated_isid: bool = false }
-    one_of { default_time2retain: u32 = [0, 20] }
+    only("errors end the connection or the session") { error_recovery_level: u32 = 0 }
+    only("secrets come from iscsi_create_auth_group") { auth_file: String = String::new() }
+    only("a login with the ISID of a session replaces it") { allow_duplicated_isid: bool = false }
+    one_of("sessions are not retained without a connection") { default_time2retain: u32 = [0, 20] }
 }
 
 fn set_options(module: &IscsiModule, params: SetOptions) -> Result<bool, RpcError> {

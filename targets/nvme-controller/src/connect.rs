@@ -12,6 +12,7 @@ use wire_nvme::opcode::{FABRICS, FabricsType};
 use wire_nvme::sqe::{Fuse, Psdt};
 use wire_nvme::{Cqe, DecodeError, Sqe};
 
+use crate::directory::ControllerRequest;
 use crate::{
     ControllerAssociation, ControllerDirectory, ControllerLimits, INVALID_FIELD, LeaseError, QueueLease,
     Subsystem, SubsystemKind,
@@ -276,10 +277,16 @@ fn connect_admin_queue(
     // Over fabrics host identifiers have 128 bits. On a memory-based transport the host may set one later
     // (Host Identifier feature).
     let extended = if context.limits.memory_based { None } else { Some(true) };
-    let association = context
-        .directory
-        .add_controller(&subsystem, &data.hostnqn, data.host_id, extended, io_queues_max)
-        .ok_or(Status::CONNECT_CONTROLLER_BUSY)?;
+    let request = ControllerRequest {
+        hostnqn: &data.hostnqn,
+        host_id: data.host_id,
+        extended,
+        io_queues_max,
+        portid: context.port.portid,
+        exclusive: context.limits.one_controller_per_listener && subsystem.kind == SubsystemKind::Nvm,
+    };
+    let added = context.directory.add_controller(&subsystem, request);
+    let association = added.ok_or(Status::CONNECT_CONTROLLER_BUSY)?;
     Ok(AdminConnect {
         subsystem,
         registration: DirectoryRegistration { directory: context.directory.clone(), association },

@@ -53,8 +53,8 @@ pub enum ControllerEvent<'a> {
     InvalidDoorbell,
     /// The host wrote a value to a doorbell that the queue's size or state does not allow.
     InvalidDoorbellValue,
-    /// A [`ReservationNotifier`](crate::reservation::ReservationNotifier) was notified: notifications or
-    /// completions of pending changes may be there.
+    /// A [`ReservationNotifier`](crate::reservation::ReservationNotifier) was notified: notifications,
+    /// completions of pending changes or an NVM Subsystem Reset may be there.
     ReservationChanged,
     /// [`Controller::deadline`] has passed.
     Tick,
@@ -218,7 +218,7 @@ impl Controller {
         let AdminConnect { subsystem, registration, port, kato_ms, .. } = admin;
         let view = subsystem.view_of(registration.association.hostnqn());
         let mut controller = Controller {
-            properties: Properties::new(&limits, subsystem.kind),
+            properties: Properties::new(&limits, &subsystem),
             features: Features::new(kato_ms, &limits),
             events: AsyncEvents::new(limits.async_events_max),
             notifications: ReservationNotifications::default(),
@@ -281,6 +281,15 @@ impl Controller {
         }
     }
 
+    /// Writes CSTS or NSSR for a memory-based transport; over fabrics a Property Set command does. After
+    /// [`ControllerAction::CloseIoQueues`] as [`write_cc`](Self::write_cc).
+    pub fn write_reset_register(&mut self, offset: u32, value: u32, actions: &mut Vec<ControllerAction>) {
+        if self.terminated.is_none() {
+            let change = self.properties.write_reset_register(offset, value);
+            self.configuration_changed(change, actions);
+        }
+    }
+
     /// Sets CSTS.CFS after a fatal error. Commands are rejected until the host resets the controller.
     pub fn fail(&mut self) {
         self.properties.fail();
@@ -312,7 +321,7 @@ impl Controller {
             ControllerEvent::SubsystemRemoved => self.terminate(TerminationReason::SubsystemRemoved, actions),
             ControllerEvent::DiscoveryChanged(log) => {
                 if self.view.kind == SubsystemKind::Discovery
-                    && log.differs_for(self.hostnqn(), &self.discovery)
+                    && log.differs_for(self.hostnqn(), &self.port.address, &self.discovery)
                 {
                     self.events.discovery_changed();
                 }
@@ -321,7 +330,10 @@ impl Controller {
             ControllerEvent::Health(health) => self.health = health,
             ControllerEvent::InvalidDoorbell => self.events.invalid_doorbell(false),
             ControllerEvent::InvalidDoorbellValue => self.events.invalid_doorbell(true),
-            ControllerEvent::ReservationChanged => self.reservation_changed(actions),
+            ControllerEvent::ReservationChanged => {
+                self.take_subsystem_reset(actions);
+                self.reservation_changed(actions);
+            }
             ControllerEvent::Tick => {}
         }
         if self.terminated.is_none() {
@@ -484,6 +496,10 @@ impl Controller {
             properties::ConfigurationChange::None => {}
             properties::ConfigurationChange::Enabled => association.set_enabled(true),
             properties::ConfigurationChange::Shutdown => actions.push(ControllerAction::CloseIoQueues),
+            properties::ConfigurationChange::SubsystemReset => {
+                self.registration.directory.request_subsystem_reset(association.subnqn());
+                self.take_subsystem_reset(actions);
+            }
             properties::ConfigurationChange::Reset => {
                 // A Controller Level Reset (Base 2.0, section 3.7.2) restores the default features and aborts
                 // outstanding commands. The association, its keep alive timer and the admin queue stay.
@@ -493,7 +509,17 @@ impl Controller {
                 self.features = Features::new(self.features.kato_ms(), &self.limits);
                 association.set_queues_max(self.limits.io_queues_max);
                 association.set_extended_formats(false);
+                association.set_retry_delay(false);
             }
+        }
+    }
+
+    /// Resets the controller if an NVM Subsystem Reset was initiated since the last one.
+    fn take_subsystem_reset(&mut self, actions: &mut Vec<ControllerAction>) {
+        let association = self.registration.association.clone();
+        if association.take_subsystem_reset() {
+            let change = self.properties.subsystem_reset(&association);
+            self.configuration_changed(change, actions);
         }
     }
 
@@ -526,6 +552,7 @@ impl Controller {
                 AdminCompletion { cqe: Cqe::new(sqe.cid, Status::SUCCESS).with_result(result), data }
             }
             Err(status) => {
+                let status = self.association().with_retry_delay(status);
                 let transport = if self.limits.memory_based { 0 } else { self.limits.transport.to_wire() };
                 self.errors.push(sqe, status, transport);
                 AdminCompletion { cqe: Cqe::new(sqe.cid, status), data: Vec::new() }

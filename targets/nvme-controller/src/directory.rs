@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
+use block_io::Status;
 use wire_nvme::fabrics::Nqn;
 use wire_nvme::log::NotificationType;
 
@@ -43,6 +44,8 @@ pub struct ControllerAssociation {
     subnqn: Nqn,
     cntlid: u16,
     hostnqn: Nqn,
+    // Of the listener through which the host connected.
+    portid: u16,
     identity: Mutex<HostIdentity>,
     notifications: Mutex<NotificationQueue>,
     // Both change only under the lock of `queues`, so that no queue is added to a controller
@@ -55,6 +58,10 @@ pub struct ControllerAssociation {
     identified: Mutex<HashMap<u32, NamespaceIdentity>>,
     // The host knows extended LBA formats.
     extended_formats: AtomicBool,
+    // The host retries failed commands after a delay, and there is one.
+    retry_delay: AtomicBool,
+    // An NVM Subsystem Reset was initiated, and the controller is not reset yet.
+    subsystem_reset: AtomicBool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -81,6 +88,20 @@ struct IoQueueIds {
     max: u16,
 }
 
+/// What a host asks for with the Connect command of an admin queue.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ControllerRequest<'a> {
+    pub(crate) hostnqn: &'a Nqn,
+    pub(crate) host_id: HostId,
+    /// Whether the host identifier has 128 bits, not 64; `None` for one that the target generated.
+    pub(crate) extended: Option<bool>,
+    pub(crate) io_queues_max: u16,
+    /// The listener.
+    pub(crate) portid: u16,
+    /// The host may have no other controller of the subsystem on this listener.
+    pub(crate) exclusive: bool,
+}
+
 /// Why an I/O queue identifier cannot be leased.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LeaseError {
@@ -100,18 +121,23 @@ impl ControllerDirectory {
         ControllerDirectory::default()
     }
 
-    /// Allocates a controller of the subsystem for a host; `None` if all identifiers are in use.
+    /// Allocates a controller of the subsystem; `None` if all identifiers are in use, or if the host may have
+    /// only the one that it has.
     pub(crate) fn add_controller(
         &self,
         subsystem: &Subsystem,
-        hostnqn: &Nqn,
-        host_id: HostId,
-        extended: Option<bool>,
-        io_queues_max: u16,
+        request: ControllerRequest<'_>,
     ) -> Option<Arc<ControllerAssociation>> {
+        let ControllerRequest { hostnqn, host_id, extended, io_queues_max, portid, exclusive } = request;
         let mut subsystems = sync::lock(&self.subsystems);
         let controllers = subsystems.entry(subsystem.nqn.clone()).or_default();
         controllers.subsystem_deleted = false;
+        let is_duplicate = |other: &Arc<ControllerAssociation>| {
+            other.portid == portid && other.host_id() == host_id && other.is_alive()
+        };
+        if exclusive && controllers.by_cntlid.values().any(is_duplicate) {
+            return None;
+        }
         let (low, high) = (subsystem.cntlid_min, subsystem.cntlid_max);
         let start = controllers.next.clamp(low, high);
         let cntlid =
@@ -120,6 +146,7 @@ impl ControllerDirectory {
             subnqn: subsystem.nqn.clone(),
             cntlid,
             hostnqn: hostnqn.clone(),
+            portid,
             identity: Mutex::new(HostIdentity { host_id, extended }),
             notifications: Mutex::default(),
             alive: AtomicBool::new(true),
@@ -128,6 +155,8 @@ impl ControllerDirectory {
             queues: Mutex::new(IoQueueIds { in_use: BTreeSet::new(), max: io_queues_max }),
             identified: Mutex::default(),
             extended_formats: AtomicBool::new(false),
+            retry_delay: AtomicBool::new(false),
+            subsystem_reset: AtomicBool::new(false),
         });
         controllers.by_cntlid.insert(cntlid, association.clone());
         controllers.next = if cntlid == high { low } else { cntlid + 1 };
@@ -153,6 +182,14 @@ impl ControllerDirectory {
     pub fn controllers(&self, subnqn: &Nqn) -> Vec<Arc<ControllerAssociation>> {
         let subsystems = sync::lock(&self.subsystems);
         subsystems.get(subnqn).map(|found| found.by_cntlid.values().cloned().collect()).unwrap_or_default()
+    }
+
+    /// Initiates an NVM Subsystem Reset: every controller of the subsystem resets itself, on its core.
+    pub(crate) fn request_subsystem_reset(&self, subnqn: &Nqn) {
+        for association in self.controllers(subnqn) {
+            association.subsystem_reset.store(true, Ordering::Release);
+        }
+        self.notifiers.notify_all(None);
     }
 
     /// Removes a controller: no more queues can be leased, and existing leases become invalid.
@@ -242,6 +279,22 @@ impl ControllerAssociation {
     /// See [`set_extended_formats`](Self::set_extended_formats).
     pub(crate) fn knows_extended_formats(&self) -> bool {
         self.extended_formats.load(Ordering::Acquire)
+    }
+
+    /// Whether the host honours retry delays (ACRE) and there is one, or not.
+    pub(crate) fn set_retry_delay(&self, has_delay: bool) {
+        self.retry_delay.store(has_delay, Ordering::Release);
+    }
+
+    /// The status of a failed command, with a retry delay (CRD) if the host may retry it and honours delays.
+    pub fn with_retry_delay(&self, status: Status) -> Status {
+        let delays = !status.is_do_not_retry() && self.retry_delay.load(Ordering::Acquire);
+        if delays { status.with_retry_delay(1) } else { status }
+    }
+
+    /// Whether the controller has to be reset. Takes the request.
+    pub(crate) fn take_subsystem_reset(&self) -> bool {
+        self.subsystem_reset.load(Ordering::Acquire) && self.subsystem_reset.swap(false, Ordering::AcqRel)
     }
 
     /// The host has identified a namespace: from now on it may use this one.

@@ -6,7 +6,8 @@ use std::sync::LazyLock;
 
 use wire_nvme::fabrics::Nqn;
 use wire_nvme::log::{
-    AddressFamily, DiscoveryEntry, DiscoveryHeader, SecureChannel, SubsystemType, TransportAddress,
+    AddressFamily, DiscoveryEntry, DiscoveryHeader, ExtendedDiscoveryEntry, SecureChannel, SubsystemType,
+    TransportAddress, discovery_option,
 };
 
 /// The hosts that a discovery record is visible to.
@@ -43,6 +44,34 @@ pub struct DiscoveryRecord {
     pub secure_channel: bool,
     /// The hosts that see the record.
     pub hosts: AllowedHosts,
+    /// Admin Label, which only extended entries have; 1 to 256 bytes of ASCII.
+    pub admin_label: Option<String>,
+}
+
+/// Which records a host sees, by the address that it has connected to: those whose listener has the same
+/// transport, address or service, as far as each is set. Records of other targets are always seen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DiscoveryFilter {
+    /// The transport type has to be the same.
+    pub transport: bool,
+    /// The address has to be the same. A wildcard is every address of its family.
+    pub address: bool,
+    /// The service has to be the same: the port, over TCP.
+    pub svcid: bool,
+}
+
+impl DiscoveryFilter {
+    fn admits(&self, record: &DiscoveryRecord, local: &TransportAddress) -> bool {
+        let TransportAddress { trtype, adrfam, traddr, trsvcid } = &record.address;
+        let same_address = || {
+            *adrfam == local.adrfam && (record.has_wildcard() || traddr.eq_ignore_ascii_case(&local.traddr))
+        };
+        // A port of another target has the number 0.
+        record.portid == 0
+            || ((!self.transport || *trtype == local.trtype)
+                && (!self.address || same_address())
+                && (!self.svcid || *trsvcid == local.trsvcid))
+    }
 }
 
 /// TSAS of a TCP port with TLS 1.3 (TCP 1.0, section 3.5.1: SECTYPE).
@@ -55,6 +84,7 @@ const TCP_SECURITY_TLS_1_3: u8 = 2;
 /// thousands costs the same as a change of the only one.
 pub struct DiscoveryLog {
     generation: u64,
+    filter: DiscoveryFilter,
     records: LazyLock<Vec<DiscoveryRecord>, RecordSource>,
 }
 
@@ -79,7 +109,13 @@ impl DiscoveryLog {
         generation: u64,
         records: impl FnOnce() -> Vec<DiscoveryRecord> + Send + 'static,
     ) -> DiscoveryLog {
-        DiscoveryLog { generation, records: LazyLock::new(Box::new(records)) }
+        let filter = DiscoveryFilter::default();
+        DiscoveryLog { generation, filter, records: LazyLock::new(Box::new(records)) }
+    }
+
+    /// The same log, of which each host sees the records that the filter admits.
+    pub fn with_filter(self, filter: DiscoveryFilter) -> DiscoveryLog {
+        DiscoveryLog { filter, ..self }
     }
 
     /// Generation counter (GENCTR).
@@ -94,43 +130,69 @@ impl DiscoveryLog {
 
     /// The log page for one host (Base 2.0, section 5.16.1.23).
     ///
-    /// `local` is the address that the host connected to; `admin_queue_entries_max` is ASQSZ of every entry.
-    pub fn page(&self, host: &Nqn, local: &TransportAddress, admin_queue_entries_max: u16) -> Vec<u8> {
-        let visible: Vec<&DiscoveryRecord> =
-            self.records.iter().filter(|record| record.hosts.allows(host)).collect();
-        let mut page = vec![0; DiscoveryHeader::SIZE + visible.len() * DiscoveryEntry::SIZE];
+    /// `local` is the address that the host connected to; `admin_queue_entries_max` is ASQSZ of every entry;
+    /// `extended` entries have attributes.
+    pub fn page(
+        &self,
+        host: &Nqn,
+        local: &TransportAddress,
+        admin_queue_entries_max: u16,
+        extended: bool,
+    ) -> Vec<u8> {
+        let visible: Vec<&DiscoveryRecord> = self.visible(host, local).collect();
+        let mut page = vec![0; DiscoveryHeader::SIZE];
+        for record in &visible {
+            let (entry, start) = (record.entry(local, admin_queue_entries_max), page.len());
+            if extended {
+                let entry = ExtendedDiscoveryEntry { entry, admin_label: record.admin_label.clone() };
+                page.resize(start + entry.encoded_length(), 0);
+                entry.encode(&mut page[start..]);
+            } else {
+                let mut bytes = [0; DiscoveryEntry::SIZE];
+                entry.encode(&mut bytes);
+                page.extend(bytes);
+            }
+        }
         let header = DiscoveryHeader {
             genctr: self.generation,
             numrec: visible.len() as u64,
+            dlpf: if extended { discovery_option::EXTENDED } else { 0 },
+            tdlpl: if extended { page.len() as u32 } else { 0 },
             ..DiscoveryHeader::default()
         };
-        let (head, entries) = page.split_first_chunk_mut().expect("a page has a header");
-        header.encode(head);
-        for (record, into) in visible.iter().zip(entries.as_chunks_mut().0) {
-            record.entry(local, admin_queue_entries_max).encode(into);
-        }
+        header.encode(page.first_chunk_mut().expect("a page has a header"));
         page
     }
 
-    /// Whether the host sees different records in the other log.
-    pub(crate) fn differs_for(&self, host: &Nqn, other: &DiscoveryLog) -> bool {
-        let visible = |log: &DiscoveryLog| -> Vec<DiscoveryRecord> {
-            log.records.iter().filter(|record| record.hosts.allows(host)).cloned().collect()
-        };
+    /// The records that a host sees which has connected to the address `local`.
+    fn visible<'a>(
+        &'a self,
+        host: &'a Nqn,
+        local: &'a TransportAddress,
+    ) -> impl Iterator<Item = &'a DiscoveryRecord> {
+        self.records.iter().filter(|record| record.hosts.allows(host) && self.filter.admits(record, local))
+    }
+
+    /// Whether a host that has connected to the address `local` sees different records in the other log.
+    pub(crate) fn differs_for(&self, host: &Nqn, local: &TransportAddress, other: &DiscoveryLog) -> bool {
         // Without a change there is the same log, and it is not made for this.
-        !std::ptr::eq(self, other) && visible(self) != visible(other)
+        !std::ptr::eq(self, other) && !self.visible(host, local).eq(other.visible(host, local))
     }
 }
 
 impl DiscoveryRecord {
+    /// Whether the listener is reached through every address of its family.
+    fn has_wildcard(&self) -> bool {
+        match self.address.adrfam {
+            AddressFamily::Ipv4 => self.address.traddr == "0.0.0.0",
+            AddressFamily::Ipv6 => self.address.traddr == "::",
+            _ => false,
+        }
+    }
+
     fn entry(&self, local: &TransportAddress, admin_queue_entries_max: u16) -> DiscoveryEntry {
         let mut address = self.address.clone();
-        let wildcard = match address.adrfam {
-            AddressFamily::Ipv4 => address.traddr == "0.0.0.0",
-            AddressFamily::Ipv6 => address.traddr == "::",
-            _ => false,
-        };
-        if wildcard && local.adrfam == address.adrfam && local.trtype == address.trtype {
+        if self.has_wildcard() && local.adrfam == address.adrfam && local.trtype == address.trtype {
             address.traddr.clone_from(&local.traddr);
         }
         // EPCSD: a host that sets a keep alive timeout may keep its connection to a discovery service.

@@ -106,6 +106,7 @@ pub(crate) fn discovery(generation: u64, count: usize) -> DiscoveryLog {
         secure_channel: false,
         portid: 1,
         hosts,
+        admin_label: None,
     };
     let other: Nqn = "nqn.2026-11.io.ringbolt:other-host".parse().expect("an NQN");
     let records = vec![
@@ -132,9 +133,17 @@ impl Harness {
 
     /// A newly connected, disabled controller of this subsystem.
     pub fn with_subsystem(subsystem: Subsystem, kato_ms: u32) -> Harness {
-        let limits = Arc::new(ControllerLimits::default());
-        let directory = Arc::new(ControllerDirectory::new());
-        let subsystem = Arc::new(subsystem);
+        Harness::with_limits(subsystem, ControllerLimits::default(), Arc::default(), kato_ms)
+    }
+
+    /// A newly connected, disabled controller of this subsystem, with these limits and in this directory.
+    pub(crate) fn with_limits(
+        subsystem: Subsystem,
+        limits: ControllerLimits,
+        directory: Arc<ControllerDirectory>,
+        kato_ms: u32,
+    ) -> Harness {
+        let (limits, subsystem) = (Arc::new(limits), Arc::new(subsystem));
         let data = connect_data(subsystem.nqn.clone(), CNTLID_DYNAMIC);
         let address = TransportAddress {
             trtype: TransportType::Tcp,

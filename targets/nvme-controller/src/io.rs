@@ -31,6 +31,7 @@ pub(crate) use fused::{FusedMatch, FusedPairing};
 pub use namespaces::{NamespaceEntry, NamespaceTable};
 
 use block_io::{Op, ProtectionFlags, RequestFlags, Status};
+use wire_nvme::identify::oncs;
 use wire_nvme::io::{DSM_RANGE_SIZE, DSM_RANGES_MAX, DatasetManagement, DsmRange};
 use wire_nvme::opcode::{FabricsType, NvmOpcode};
 use wire_nvme::{DecodeError, NSID_ALL, Sqe};
@@ -316,8 +317,26 @@ fn plan_uncommon(sqe: &Sqe, table: &NamespaceTable) -> Result<IoPlan, Status> {
     Ok(plan)
 }
 
+/// The bit of ONCS that reports a command; 0 for a command that is not optional.
+pub(crate) const fn optional_command(opcode: NvmOpcode) -> u16 {
+    match opcode {
+        NvmOpcode::Compare => oncs::COMPARE,
+        NvmOpcode::WriteUncorrectable => oncs::WRITE_UNCORRECTABLE,
+        NvmOpcode::DatasetManagement => oncs::DATASET_MANAGEMENT,
+        NvmOpcode::WriteZeroes => oncs::WRITE_ZEROES,
+        NvmOpcode::Verify => oncs::VERIFY,
+        NvmOpcode::Copy => oncs::COPY,
+        NvmOpcode::ReservationRegister
+        | NvmOpcode::ReservationReport
+        | NvmOpcode::ReservationAcquire
+        | NvmOpcode::ReservationRelease => oncs::RESERVATIONS,
+        _ => 0,
+    }
+}
+
 fn plan_by_opcode(sqe: &Sqe, table: &NamespaceTable) -> Result<IoPlan, Status> {
-    match NvmOpcode::from_wire(sqe.opcode) {
+    let opcode = NvmOpcode::from_wire(sqe.opcode);
+    match opcode.filter(|opcode| optional_command(*opcode) & table.masked_oncs == 0) {
         Some(NvmOpcode::Flush) => {
             // VWC reports that FFFFFFFFh flushes all namespaces (NVM 1.0, section 3.2; Base 2.0, section
             // 7.1).
@@ -339,6 +358,10 @@ fn plan_by_opcode(sqe: &Sqe, table: &NamespaceTable) -> Result<IoPlan, Status> {
                 None => PROTECTION | DIRECTIVE,
             };
             let (lba, blocks) = block_range(sqe, entry, clear)?;
+            if u64::from(blocks) << entry.block_log2 > table.write_zeroes_max_bytes {
+                // More than WZSL (NVM 1.0, section 3.2.8).
+                return Err(INVALID_FIELD);
+            }
             if entry.read_only {
                 return Err(Status::NAMESPACE_WRITE_PROTECTED.do_not_retry());
             }
@@ -445,7 +468,8 @@ fn plan_fabrics(sqe: &Sqe) -> Result<IoPlan, Status> {
 /// `data` is the host's data; the plan's `blocks` is the number of ranges in it.
 ///
 /// # Errors
-/// A range ends beyond the namespace, or the data is too short; nothing must be deallocated then.
+/// A range ends beyond the namespace or is longer than DMRSL, or the data is too short; nothing must be
+/// deallocated then.
 pub fn unmap_ranges<'a>(
     plan: &IoPlan,
     table: &NamespaceTable,
@@ -455,6 +479,9 @@ pub fn unmap_ranges<'a>(
     let ranges = u16::try_from(plan.blocks).map_err(|_| Status::INTERNAL_ERROR)?;
     let end = table.entry(plan).blocks;
     for range in DsmRange::list(data, ranges).map_err(too_short)? {
+        if range.blocks > table.unmap_range_max_blocks {
+            return Err(Status::COMMAND_SIZE_LIMIT_EXCEEDED.do_not_retry());
+        }
         if range.lba > end || u64::from(range.blocks) > end - range.lba {
             return Err(Status::LBA_OUT_OF_RANGE.do_not_retry());
         }

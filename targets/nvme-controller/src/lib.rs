@@ -53,7 +53,7 @@ pub use controller::{
     data_from_host,
 };
 pub use directory::{ControllerAssociation, ControllerDirectory, LeaseError, QueueLease};
-pub use discovery::{AllowedHosts, DiscoveryLog, DiscoveryRecord};
+pub use discovery::{AllowedHosts, DiscoveryFilter, DiscoveryLog, DiscoveryRecord};
 #[cfg(any(test, fuzzing))]
 pub use harness::Harness;
 pub use io::NamespaceTable;

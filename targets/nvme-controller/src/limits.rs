@@ -35,6 +35,14 @@ pub struct ControllerLimits {
     pub shadow_doorbells: bool,
     /// Support fused Compare and Write; the transport's block devices must be able to execute it.
     pub compare_and_write: bool,
+    /// Bits of ONCS that are off: their commands are rejected with Invalid Command Opcode.
+    pub masked_oncs: u16,
+    /// Delays before a host that honours them retries a command, in units of 100 ms (CRDT1 to CRDT3). Failed
+    /// commands select the first.
+    pub retry_delays_100ms: [u16; 3],
+    /// A host may have one controller of an NVM subsystem on each listener: while it exists, Connect fails
+    /// with Connect Controller Busy.
+    pub one_controller_per_listener: bool,
     /// Interrupt vectors for completion queues. Memory-based transports only.
     pub interrupt_vectors: u16,
     /// PCI vendor of the controller and of its subsystem (VID, SSVID); 0 if it is not a PCI function.
@@ -57,6 +65,9 @@ impl Default for ControllerLimits {
             memory_based: false,
             shadow_doorbells: false,
             compare_and_write: true,
+            masked_oncs: 0,
+            retry_delays_100ms: [0; 3],
+            one_controller_per_listener: false,
             interrupt_vectors: 0,
             pci_vendor: 0,
         }
@@ -90,6 +101,11 @@ impl ControllerLimits {
             granularity >= 100 && granularity.is_multiple_of(100) && granularity / 100 <= u16::MAX.into(),
             "keep alive granularity of {granularity} ms"
         );
+    }
+
+    /// Whether none of these bits of ONCS is off.
+    pub(crate) fn has_optional(&self, oncs: u16) -> bool {
+        self.masked_oncs & oncs == 0
     }
 
     /// MDTS: the largest transfer as a power of two of pages.

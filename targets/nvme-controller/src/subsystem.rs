@@ -54,6 +54,14 @@ pub struct Subsystem {
     pub listeners: Vec<SubsystemListener>,
     /// Report asymmetric namespace access (ANA).
     pub ana_reporting: bool,
+    /// Most blocks of a range of Dataset Management (DMRSL); 0 for no limit.
+    pub unmap_range_max_blocks: u32,
+    /// Most bytes of a Write Zeroes as a power of two of 4 KiB pages (WZSL); 0 for no limit.
+    pub write_zeroes_max_log2: u8,
+    /// A host may reset all controllers of the subsystem (CAP.NSSRS).
+    pub subsystem_reset: bool,
+    /// Text for the administrator in extended entries of the discovery log, 1 to 256 bytes of ASCII.
+    pub admin_label: Option<String>,
 }
 
 /// A port on which a subsystem listens.
@@ -140,6 +148,10 @@ impl Subsystem {
             namespaces: Vec::new(),
             listeners: Vec::new(),
             ana_reporting: false,
+            unmap_range_max_blocks: 0,
+            write_zeroes_max_log2: 0,
+            subsystem_reset: false,
+            admin_label: None,
         }
     }
 

@@ -6,12 +6,14 @@ mod commit;
 mod hidden_metadata;
 mod info;
 mod listeners;
+mod options;
 mod referrals;
 mod transports;
 mod visibility;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::marker::PhantomData;
+use std::ops::RangeInclusive;
 use std::path::Path;
 use std::sync::{Arc, MutexGuard};
 
@@ -33,7 +35,7 @@ use self::hidden_metadata::hidden_protection;
 use crate::address::ListenAddress;
 use crate::failure::NvmfTargetError;
 use crate::snapshot::ConfigSnapshot;
-use crate::transport::{Transport, TransportKind};
+use crate::transport::{MaskedCommands, Transport, TransportKind};
 
 pub use authentication::{HostKeyNames, HostKeys, HostPsk};
 pub use referrals::Referral;
@@ -62,6 +64,10 @@ pub struct NvmfTarget<N: ServerNetwork = Sockets>(TargetControl<TargetState>, Ph
 struct TargetState {
     /// Those that are created, by their place in [`TRANSPORTS`](crate::transports::TRANSPORTS).
     transports: BTreeMap<usize, Box<dyn Transport>>,
+    /// The commands that their controllers do not have.
+    masked: BTreeMap<usize, MaskedCommands>,
+    /// Indexes of the reactors that have poll groups, ascending; `None` for all.
+    poll_groups: Option<Vec<usize>>,
     /// New namespaces hide the metadata of their devices.
     hides_metadata: bool,
     subsystems: BTreeMap<Nqn, ConfiguredSubsystem>,
@@ -127,6 +133,14 @@ pub struct SubsystemConfig {
     pub max_cntlid: u16,
     /// Asymmetric Namespace Access (ANA) is reported to hosts.
     pub ana_reporting: bool,
+    /// Most blocks of a range of Dataset Management (DMRSL); 0 for no limit.
+    pub dmrsl: u32,
+    /// Most bytes of a Write Zeroes as a power of two of 4 KiB (WZSL); 0 for no limit.
+    pub wzsl: u8,
+    /// A host may reset all controllers of the subsystem (NSSR).
+    pub enable_nssr: bool,
+    /// Text in extended entries of the discovery log, 4 to 256 printable ASCII characters.
+    pub admin_label: Option<String>,
 }
 
 impl Default for SubsystemConfig {
@@ -139,6 +153,10 @@ impl Default for SubsystemConfig {
             min_cntlid: 1,
             max_cntlid: 0xffef,
             ana_reporting: false,
+            dmrsl: 0,
+            wzsl: 0,
+            enable_nssr: false,
+            admin_label: None,
         }
     }
 }
@@ -215,8 +233,10 @@ impl<N: ServerNetwork> NvmfTarget<N> {
     /// Creates a subsystem. The discovery subsystem always exists.
     pub fn create_subsystem(&self, nqn: &str, config: SubsystemConfig) -> Result<(), NvmfTargetError> {
         let nqn = parse_nqn(nqn)?;
-        check_text("serial_number", &config.serial_number, 20)?;
-        check_text("model_number", &config.model_number, 40)?;
+        check_text("serial_number", &config.serial_number, 1..=20)?;
+        check_text("model_number", &config.model_number, 1..=40)?;
+        // The range that SPDK has.
+        config.admin_label.iter().try_for_each(|label| check_text("admin_label", label, 4..=256))?;
         let parameter = |text: String| Err(NvmfTargetError::Parameter(text));
         if config.max_namespaces == 0 || config.max_namespaces > NAMESPACES_MAX {
             return parameter(format!(
@@ -240,6 +260,10 @@ impl<N: ServerNetwork> NvmfTarget<N> {
             cntlid_max: config.max_cntlid,
             namespaces_max: config.max_namespaces,
             ana_reporting: config.ana_reporting,
+            unmap_range_max_blocks: config.dmrsl,
+            write_zeroes_max_log2: config.wzsl,
+            subsystem_reset: config.enable_nssr,
+            admin_label: config.admin_label,
             ..Subsystem::new(nqn.clone())
         });
         let configured = ConfiguredSubsystem {
@@ -527,6 +551,8 @@ impl TargetState {
     fn new() -> TargetState {
         TargetState {
             transports: BTreeMap::new(),
+            masked: BTreeMap::new(),
+            poll_groups: None,
             hides_metadata: false,
             subsystems: BTreeMap::new(),
             ports: Arc::default(),
@@ -616,10 +642,12 @@ fn no_subsystem(nqn: &Nqn) -> NvmfTargetError {
     NvmfTargetError::NoSubsystem(nqn.as_str().into())
 }
 
-fn check_text(name: &str, text: &str, max: usize) -> Result<(), NvmfTargetError> {
+fn check_text(name: &str, text: &str, length: RangeInclusive<usize>) -> Result<(), NvmfTargetError> {
     let printable = text.bytes().all(|byte| (0x20..0x7f).contains(&byte));
-    if printable && (1..=max).contains(&text.len()) {
+    if printable && length.contains(&text.len()) {
         return Ok(());
     }
-    Err(NvmfTargetError::Parameter(format!("{name} '{text}' is not 1 to {max} printable ASCII characters")))
+    let (min, max) = (length.start(), length.end());
+    let text = format!("{name} '{text}' is not {min} to {max} printable ASCII characters");
+    Err(NvmfTargetError::Parameter(text))
 }

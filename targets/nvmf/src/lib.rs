@@ -46,11 +46,12 @@ pub use control_plane::{
     TransportStats,
 };
 pub use failure::NvmfTargetError;
+pub use snapshot::TargetOptions;
 pub use tcp::TcpTransportConfig;
 #[cfg(any(test, fuzzing))]
 pub use tcp::testing;
 pub use transport::{
-    AddressText, CoreQueues, Counters, Listening, Transport, TransportConfig, TransportKind,
+    AddressText, CoreQueues, Counters, Listening, MaskedCommands, Transport, TransportConfig, TransportKind,
     TransportParameters, TransportParts,
 };
 pub use vfio_user::{VfioUserConfig, VfioUserFault};

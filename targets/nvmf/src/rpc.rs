@@ -1,5 +1,6 @@
 //! The module of the target for the control plane: SPDK's `nvmf_*` methods.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -7,22 +8,25 @@ use bdev::rpc::conclude;
 use bdev::{Closing, Uuid};
 use control::json::{Value, json};
 use control::{BalancedTarget, Method, Metric, MetricSamples, Module, Parameters, RpcError};
+use target_shell::ConnectionTotals;
 
 use crate::module::{PENDING, SUBSYSTEM, UNRESPONSIVE};
 use crate::transports::TRANSPORTS;
-use crate::{NamespaceConfig, NvmfTargetError, SubsystemConfig};
+use crate::{NamespaceConfig, NvmfTarget, NvmfTargetError, SubsystemConfig};
 
 mod authentication;
 mod info;
 mod listeners;
+mod options;
 mod parameters;
 mod referrals;
+mod targets;
 mod transports;
 mod visibility;
 
 pub use crate::module::NvmfModule;
 
-use parameters::{Identifier, TargetName};
+use parameters::{ByNqn, Identifier, TargetName};
 
 impl Module for NvmfModule {
     const NAME: &'static str = "nvmf";
@@ -41,13 +45,10 @@ impl Module for NvmfModule {
                 .errors(&[(RpcError::INTERNAL, "it exists"), UNRESPONSIVE, PENDING]),
             Method::update("nvmf_create_subsystem", create_subsystem)
                 .text("Creates a subsystem.", "true")
-                .canonical(|_: &NvmfModule, params: &mut CreateSubsystem| {
-                    params.set_defaults();
-                    Ok(())
-                })
+                .canonical(|_: &NvmfModule, params: &mut CreateSubsystem| params.set_defaults())
                 .errors(&[
                     (RpcError::INTERNAL, "it exists, or the target is stopping"),
-                    (RpcError::ENOSPC, "there are as many as nvmf_set_max_subsystems allows"),
+                    (RpcError::ENOSPC, "there are as many as max_subsystems of the target allows"),
                     UNRESPONSIVE,
                 ]),
             change(
@@ -95,6 +96,8 @@ impl Module for NvmfModule {
             ),
         ];
         methods.extend(authentication::methods());
+        methods.extend(options::methods());
+        methods.extend(targets::methods());
         methods.extend(visibility::methods());
         methods.extend(referrals::methods());
         methods.extend(info::methods());
@@ -104,23 +107,23 @@ impl Module for NvmfModule {
 
     /// Disconnects the hosts, each after its commands in flight have completed, and rejects further changes.
     fn drain(&self) {
-        if let Err(error) = self.target.disconnect_all() {
-            log::warn!(target: "nvmf", "connections are left at the end: {error}");
+        for (_, one) in self.all() {
+            if let Err(error) = one.target.disconnect_all() {
+                log::warn!(target: "nvmf", "connections are left at the end: {error}");
+            }
+            one.target.shutdown();
         }
-        self.target.shutdown();
     }
 
     fn save(&self) -> Vec<Value> {
-        let max_subsystems = self.subsystems_max.load(Ordering::Relaxed);
+        let max_subsystems = self.default.subsystems_max();
         let limit = (max_subsystems != 0).then(|| {
             let params = MaxSubsystems { max_subsystems }.to_object();
             json!({ "method": "nvmf_set_max_subsystems", "params": params })
         });
-        limit
-            .into_iter()
-            .chain(authentication::calls(&self.target))
-            .chain(info::calls(&self.target))
-            .collect()
+        let default =
+            limit.into_iter().chain(options::calls(self.target())).chain(info::calls(self.target()));
+        default.chain(targets::calls(self)).collect()
     }
 
     fn metrics() -> Vec<&'static Metric> {
@@ -128,17 +131,25 @@ impl Module for NvmfModule {
     }
 
     fn collect(&self, samples: &mut MetricSamples) {
-        for (transport, totals) in self.target.connection_totals() {
+        // The sums over all targets: a target has no label.
+        let mut sums: BTreeMap<&str, ConnectionTotals> = BTreeMap::new();
+        for (_, one) in self.all() {
+            for (transport, totals) in one.target.connection_totals() {
+                *sums.entry(transport).or_default() += totals;
+            }
+        }
+        for (transport, totals) in sums {
             target_shell::collect_connections(transport, totals, samples);
         }
     }
 
     fn balanced(&self) -> Vec<Arc<dyn BalancedTarget>> {
-        self.target.balanced()
+        self.all().iter().flat_map(|(_, one)| one.target.balanced()).collect()
     }
 
     fn report(&self) -> Value {
-        let subsystems = self.target.subsystems();
+        let all = self.all();
+        let subsystems: Vec<_> = all.iter().flat_map(|(_, one)| one.target.subsystems()).collect();
         let listeners: usize = subsystems.iter().map(|one| one.listeners.len()).sum();
         let namespaces: usize = subsystems.iter().map(|one| one.namespaces.len()).sum();
         json!({ "subsystems": subsystems.len(), "namespaces": namespaces, "listeners": listeners })
@@ -168,12 +179,12 @@ control::parameters! {
 }
 
 fn set_max_subsystems(module: &NvmfModule, params: MaxSubsystems) -> Result<bool, RpcError> {
-    let count = module.target.subsystem_count();
+    let count = module.target().subsystem_count();
     if params.max_subsystems != 0 && count > params.max_subsystems as usize {
         let message = format!("max_subsystems: there are {count} subsystems already");
         return Err(RpcError::new(RpcError::EBUSY, message));
     }
-    module.subsystems_max.store(params.max_subsystems, Ordering::Relaxed);
+    module.default.subsystems_max.store(params.max_subsystems, Ordering::Relaxed);
     Ok(true)
 }
 
@@ -196,24 +207,28 @@ control::parameters! {
         max_cntlid: Option<u16>,
         /// Report ANA states
         ana_reporting: bool = false,
-    }
-    only {
-        admin_label: String = String::new(),
-        passthrough: bool = false,
+        /// Range of Dataset Management at most (DMRSL): longer ones fail with Command Size Limit Exceeded. 0 is
+        /// no limit
+        dmrsl: u32 ["blocks"] = 0,
+        /// Write Zeroes at most, as a power of two of 4 KiB (WZSL): longer ones fail with Invalid Field in
+        /// Command. 0 is no limit
+        wzsl: u8 = 0,
+        /// Older form of `dmrsl`, for blocks of 512 bytes
+        max_discard_size_kib: u64 ["KiB"] = 0,
+        /// Older form of `wzsl`, rounded down to a power of two; less than 8 is no limit
+        max_write_zeroes_size_kib: u64 ["KiB"] = 0,
+        /// Let a host reset all controllers of the subsystem (NSSR)
         enable_nssr: bool = false,
+        /// Text for the administrator, 4 to 256 ASCII characters, in extended entries of the discovery log
+        admin_label: Option<String>,
     }
-    one_of {
-        dmrsl: u32 = [0, 2_097_152],
-        wzsl: u8 = [0, 12],
-        // The names up to SPDK 26.05; its 26.01 saves them always.
-        max_discard_size_kib: u64 = [0, 1_048_576],
-        max_write_zeroes_size_kib: u64 = [0, 16_384],
-    }
+    only("commands are executed by the target, and not passed to NVMe devices below") { passthrough: bool = false }
 }
 
 impl CreateSubsystem {
-    /// Fills in what is absent; 0 namespaces are the default, as in SPDK.
-    fn set_defaults(&mut self) {
+    /// Fills in what is absent; 0 namespaces are the default, as in SPDK. Limits get the names that they have
+    /// since SPDK 26.09; its 26.01 saves the older ones always.
+    fn set_defaults(&mut self) -> Result<(), RpcError> {
         let default = SubsystemConfig::default();
         self.serial_number.get_or_insert(default.serial_number);
         self.model_number.get_or_insert(default.model_number);
@@ -222,16 +237,30 @@ impl CreateSubsystem {
         if self.max_namespaces == 0 {
             self.max_namespaces = default.max_namespaces;
         }
+        self.admin_label = self.admin_label.take().filter(|label| !label.is_empty());
+        let discard_kib = std::mem::take(&mut self.max_discard_size_kib);
+        if discard_kib != 0 && self.dmrsl == 0 {
+            let blocks = discard_kib.checked_mul(2).and_then(|blocks| u32::try_from(blocks).ok());
+            self.dmrsl = blocks.ok_or_else(|| {
+                RpcError::invalid_params(format!("max_discard_size_kib: {discard_kib} is 2^31 or more"))
+            })?;
+        }
+        let pages = std::mem::take(&mut self.max_write_zeroes_size_kib) / 4;
+        if pages > 1 && self.wzsl == 0 {
+            self.wzsl = pages.ilog2() as u8;
+        }
+        Ok(())
     }
 }
 
 fn create_subsystem(module: &NvmfModule, mut params: CreateSubsystem) -> Result<bool, RpcError> {
-    let max = module.subsystems_max.load(Ordering::Relaxed);
-    if max != 0 && module.target.subsystem_count() >= max as usize {
-        let message = format!("there are {max} subsystems, as many as nvmf_set_max_subsystems allows");
+    let limited = params.tgt_name.limited(module)?;
+    let max = limited.subsystems_max();
+    if max != 0 && limited.target.subsystem_count() >= max as usize {
+        let message = format!("there are {max} subsystems, as many as max_subsystems of the target allows");
         return Err(RpcError::new(RpcError::ENOSPC, message));
     }
-    params.set_defaults();
+    params.set_defaults()?;
     let default = SubsystemConfig::default();
     let config = SubsystemConfig {
         serial_number: params.serial_number.unwrap_or(default.serial_number),
@@ -241,25 +270,21 @@ fn create_subsystem(module: &NvmfModule, mut params: CreateSubsystem) -> Result<
         min_cntlid: params.min_cntlid.unwrap_or(default.min_cntlid),
         max_cntlid: params.max_cntlid.unwrap_or(default.max_cntlid),
         ana_reporting: params.ana_reporting,
+        dmrsl: params.dmrsl,
+        wzsl: params.wzsl,
+        enable_nssr: params.enable_nssr,
+        admin_label: params.admin_label,
     };
-    module.target.create_subsystem(&params.nqn, config)?;
+    limited.target.create_subsystem(&params.nqn, config)?;
     Ok(true)
 }
 
-control::parameters! {
-    struct ByNqn {
-        /// Subsystem
-        nqn: String,
-        tgt_name: TargetName,
-    }
-}
-
 fn delete_subsystem(module: &NvmfModule, params: ByNqn) -> Result<Closing, RpcError> {
-    Ok(module.target.delete_subsystem(&params.nqn)?)
+    Ok(params.tgt_name.find(module)?.delete_subsystem(&params.nqn)?)
 }
 
-/// A namespace to add to a subsystem, with the reservations of its device if they are in a file.
-type PreparedNamespace = (String, NamespaceConfig, bdev::PreparedReservations);
+/// A namespace to add to a subsystem of a target, with the reservations of its device if they are in a file.
+type PreparedNamespace = (NvmfTarget, String, NamespaceConfig, bdev::PreparedReservations);
 
 control::parameters! {
     struct AddNs {
@@ -296,11 +321,15 @@ control::parameters! {
 }
 
 fn canonical_ns(module: &NvmfModule, params: &mut AddNs) -> Result<(), RpcError> {
+    // A target that does not exist yet hides no metadata unless it is asked to.
+    let target = params.tgt_name.find(module);
     let namespace = &mut params.namespace;
-    namespace.bdev_name = module.target.bdev_name(&namespace.bdev_name);
+    namespace.bdev_name = module.target().bdev_name(&namespace.bdev_name);
     namespace.ptpl_file = namespace.ptpl_file.take().filter(|file| !file.is_empty());
     namespace.eui64 = namespace.eui64.take().filter(|id| id.0 != [0; 8]);
-    namespace.hide_metadata = module.target.hides_metadata_of(&namespace.bdev_name, namespace.hide_metadata);
+    if let Ok(target) = target {
+        namespace.hide_metadata = target.hides_metadata_of(&namespace.bdev_name, namespace.hide_metadata);
+    }
     // The default is the group of the NSID's number. An NSID that is left to the method is not known here.
     if namespace.anagrpid == 0 {
         namespace.anagrpid = namespace.nsid;
@@ -322,12 +351,13 @@ fn prepare_ns(module: &NvmfModule, params: AddNs) -> Result<PreparedNamespace, R
         no_auto_visible: namespace.no_auto_visible,
         hide_metadata: namespace.hide_metadata,
     };
-    let reservations = module.target.prepare_namespace(&params.nqn, &config)?;
-    Ok((params.nqn, config, reservations))
+    let target = params.tgt_name.find(module)?;
+    let reservations = target.prepare_namespace(&params.nqn, &config)?;
+    Ok((target, params.nqn, config, reservations))
 }
 
-fn add_ns(module: &NvmfModule, (nqn, config, reservations): PreparedNamespace) -> Result<u32, RpcError> {
-    Ok(module.target.add_namespace_with(&nqn, config, reservations)?)
+fn add_ns(_: &NvmfModule, (target, nqn, config, reservations): PreparedNamespace) -> Result<u32, RpcError> {
+    Ok(target.add_namespace_with(&nqn, config, reservations)?)
 }
 
 control::parameters! {
@@ -341,7 +371,7 @@ control::parameters! {
 }
 
 fn remove_ns(module: &NvmfModule, params: RemoveNs) -> Result<Closing, RpcError> {
-    Ok(module.target.remove_namespace(&params.nqn, params.nsid)?)
+    Ok(params.tgt_name.find(module)?.remove_namespace(&params.nqn, params.nsid)?)
 }
 
 control::parameters! {
@@ -356,7 +386,7 @@ control::parameters! {
 }
 
 fn remove_host(module: &NvmfModule, params: RemoveHost) -> Result<bool, RpcError> {
-    module.target.remove_host(&params.nqn, &params.host)?;
+    params.tgt_name.find(module)?.remove_host(&params.nqn, &params.host)?;
     Ok(true)
 }
 
@@ -371,7 +401,7 @@ control::parameters! {
 }
 
 fn allow_any_host(module: &NvmfModule, params: AllowAnyHost) -> Result<bool, RpcError> {
-    module.target.allow_any_host(&params.nqn, params.allow_any_host)?;
+    params.tgt_name.find(module)?.allow_any_host(&params.nqn, params.allow_any_host)?;
     Ok(true)
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use block_io::Op;
 use nvme_auth::AuthOptions;
-use nvme_controller::{DiscoveryLog, HealthCounters, Subsystem};
+use nvme_controller::{ControllerLimits, DiscoveryFilter, DiscoveryLog, HealthCounters, Subsystem};
 use target_shell::{DeviceMap, TargetConfig};
 use wire_nvme::fabrics::Nqn;
 
@@ -20,6 +20,20 @@ pub(crate) struct ConfigSnapshot {
     pub(crate) discovery: Arc<DiscoveryLog>,
     /// The hash functions and groups that hosts may authenticate with.
     pub(crate) auth_options: Arc<AuthOptions>,
+    /// Options of all subsystems.
+    pub(crate) options: TargetOptions,
+}
+
+/// Options of a target that concern all its subsystems. Controllers have those with which they were created.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TargetOptions {
+    /// Delays before a host that honours them (ACRE) retries a command, in units of 100 ms (CRDT1 to CRDT3).
+    /// Failed commands select the first.
+    pub retry_delays_100ms: [u16; 3],
+    /// Which records of the discovery log a host sees.
+    pub discovery_filter: DiscoveryFilter,
+    /// A host may have one controller of a subsystem on each listener.
+    pub one_controller_per_listener: bool,
 }
 
 /// Shards of a [`SubsystemMap`]: a change copies one, and the list of shards.
@@ -73,6 +87,15 @@ impl ConfigSnapshot {
     /// The subsystem with this NQN; the discovery subsystem is included.
     pub(crate) fn subsystem(&self, nqn: &Nqn) -> Option<Arc<Subsystem>> {
         self.subsystems.get(nqn).cloned()
+    }
+
+    /// The limits of a new controller on a transport with these.
+    pub(crate) fn controller_limits(&self, transport: &ControllerLimits) -> Arc<ControllerLimits> {
+        Arc::new(ControllerLimits {
+            retry_delays_100ms: self.options.retry_delays_100ms,
+            one_controller_per_listener: self.options.one_controller_per_listener,
+            ..transport.clone()
+        })
     }
 
     /// The subsystem that listens on a port; of several, any. The discovery subsystem is not included.

@@ -101,7 +101,8 @@ impl<N: ServerNetwork> TransportConfig<N> for TcpTransportConfig {
     }
 
     fn start(&self, parts: &TransportParts<'_>) -> Result<Box<dyn Transport>, NvmfTargetError> {
-        let limits = self.limits()?;
+        let mut limits = self.limits()?;
+        parts.masked.apply_to(&mut limits.controller);
         let registry = Some(parts.registry.clone());
         let group_limits = GroupLimits { registry, ..limits.connections.clone() };
         let directory = parts.directory.clone();

@@ -20,11 +20,12 @@ use std::sync::Arc;
 use bdev::Registry;
 use control::json::{Map, Value};
 use control::{BalancedTarget, DecodeLog, Method, Parameter, ParameterError};
-use nvme_controller::ControllerDirectory;
+use nvme_controller::{ControllerDirectory, ControllerLimits};
 use reactor::ReactorHandle;
 use sockets::{ServerNetwork, Sockets};
 use target_shell::{ConnectionTotals, Publisher, ShellError};
 use wire_nvme::fabrics::Nqn;
+use wire_nvme::identify::fuses;
 use wire_nvme::log::TransportAddress;
 
 use crate::module::NvmfModule;
@@ -136,15 +137,33 @@ pub trait TransportConfig<N: ServerNetwork = Sockets>: fmt::Debug + Send + Sync 
     fn start(&self, parts: &TransportParts<'_>) -> Result<Box<dyn Transport>, NvmfTargetError>;
 }
 
+/// Optional commands that the controllers of a transport do not have, as bits of Identify Controller.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MaskedCommands {
+    /// Of ONCS.
+    pub oncs: u16,
+    /// Of FUSES.
+    pub fuses: u16,
+}
+
+impl MaskedCommands {
+    pub(crate) fn apply_to(self, limits: &mut ControllerLimits) {
+        limits.masked_oncs |= self.oncs;
+        limits.compare_and_write &= self.fuses & fuses::COMPARE_AND_WRITE == 0;
+    }
+}
+
 /// What a target gives its transports.
 #[derive(Clone, Copy)]
 pub struct TransportParts<'a> {
     /// The block devices, to which connections name their tenants.
     pub(crate) registry: &'a Registry,
-    /// Reactors, each of which gets a group.
+    /// Reactors, each of which gets a group: those of the target, or of its `poll_groups_mask`.
     pub(crate) reactors: &'a [ReactorHandle],
     /// The configuration.
     pub(crate) publisher: &'a Publisher<ConfigSnapshot>,
+    /// Commands that its controllers do not have.
+    pub(crate) masked: MaskedCommands,
     /// The controllers of all transports.
     pub(crate) directory: &'a Arc<ControllerDirectory>,
 }

@@ -123,7 +123,8 @@ impl<N: ServerNetwork> TransportConfig<N> for VfioUserConfig {
     }
 
     fn start(&self, parts: &TransportParts<'_>) -> Result<Box<dyn Transport>, NvmfTargetError> {
-        let limits = self.limits()?;
+        let mut limits = self.limits()?;
+        parts.masked.apply_to(&mut limits.controller);
         let group_limits = GroupLimits {
             connections: ConnectionLimits::new(CLIENTS_MAX),
             // Clients that wait until others have gone.

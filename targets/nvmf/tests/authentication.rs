@@ -4,14 +4,18 @@
 use std::path::PathBuf;
 
 use bdev::Registry;
-use block_io::{Channel, Op, Request, Tag};
+use block_io::{Channel, Op, Request, Status, Tag};
 use control::Keyring;
-use nvme::{HostCredentials, Namespace, NvmeOpenError, Options};
+use nvme::{
+    AnyController, ControllerFailure, HostCredentials, IoQueue, MetadataFormat, Namespace, NvmeOpenError,
+    Options,
+};
 use nvme_auth::{
     AuthFailure, AuthHash, AuthKey, AuthKeys, AuthMessageKind, AuthOptions, DhGroup, HostAuthError,
 };
 use nvmf::{HostKeys, ListenAddress, NamespaceConfig, NvmfTarget, SubsystemConfig, TcpTransportConfig};
 use reactor::{Core, IdlePolicy, Reactor, ReactorConfig, Reactors};
+use wire_nvme::identify::{IdentifyNamespace, LbaFormat};
 
 const NQN: &str = "nqn.2026-11.io.ringbolt:a";
 const HOST: &str = "nqn.2014-08.org.nvmexpress:uuid:11111111-2222-4333-8444-555555555555";
@@ -199,6 +203,120 @@ fn a_connected_host_stays_when_its_keys_change_and_needs_the_new_ones_to_connect
         // The clones share the keys.
         options.authentication.as_ref().unwrap().clone().set_keys(Some(keys(2, None)));
         Namespace::open(&core, &uri, &options).await.unwrap();
+    });
+}
+
+/// Commands that the target has received on an I/O queue.
+fn commands_of(target: &NvmfTarget, qid: u16) -> u64 {
+    let qpairs = target.qpairs(NQN).unwrap();
+    qpairs.iter().find(|qpair| qpair.qid == qid).unwrap().commands
+}
+
+/// An I/O queue of the namespace that the rig has.
+async fn io_queue(core: &Core, controller: &AnyController) -> Box<dyn IoQueue> {
+    let identify = IdentifyNamespace {
+        nsze: 2048,
+        formats: vec![LbaFormat { metadata_bytes: 0, data_log2: 9, performance: 0 }],
+        ..IdentifyNamespace::default()
+    };
+    controller.io_queues().open(core, 1, &identify, &MetadataFormat::default()).await.unwrap()
+}
+
+/// Flushes, with the tag that the driver's own commands have too.
+async fn flush(core: &Core, queue: &mut dyn IoQueue) -> Status {
+    let (mut batch, mut done) = (vec![Request::new(Tag(u64::MAX), Op::Flush, 0, 0)], Vec::new());
+    loop {
+        queue.submit(&mut batch);
+        queue.poll(&mut done);
+        match done.pop() {
+            Some(completion) => return completion.status(),
+            None => core.sleep_ns(100_000).await,
+        }
+    }
+}
+
+#[test]
+fn an_io_queue_authenticates_with_new_keys_after_the_admin_queue_and_between_its_commands() {
+    for (name, mutual, group) in [("one-way", None, DhGroup::Null), ("both", Some(7), DhGroup::Ffdhe2048)] {
+        let rig = rig(&format!("queue-{name}"));
+        rig.allow(&keys(1, mutual));
+        let uri = format!("nvme+tcp://127.0.0.1:{}/{NQN}?ns=1", rig.port).parse().unwrap();
+        let target = rig.target.clone();
+        let (new, third) = (rig.host_keys(&keys(2, mutual)), rig.host_keys(&keys(3, mutual)));
+        on_host(|core| async move {
+            let options = options_of(Some(keys(1, mutual)), only(AuthHash::Sha256, group));
+            let credentials = options.authentication.clone().unwrap();
+            let mut controller = AnyController::attach(&core, &uri, &options, 1).await.unwrap();
+            let mut queue = io_queue(&core, &controller).await;
+            let before = commands_of(&target, 1);
+            target.set_host_keys(NQN, HOST, Some(new)).unwrap();
+            credentials.set_keys(Some(keys(2, mutual)));
+            // Not before the admin queue: some controllers take new keys with its exchange.
+            for _ in 0..20 {
+                assert_eq!(flush(&core, &mut *queue).await, Status::SUCCESS, "{name}");
+            }
+            assert_eq!(commands_of(&target, 1) - before, 20, "{name}: the admin queue has not authenticated");
+            controller.reauthenticate().await.unwrap();
+            let deadline_ns = core.now_ns() + 30_000_000_000;
+            // Send, Receive, Send and Receive, and Send if the controller proves its key too.
+            let exchange = if mutual.is_some() { 5 } else { 4 };
+            let mut flushed = 20;
+            while commands_of(&target, 1) - before < flushed + exchange {
+                assert!(core.now_ns() < deadline_ns, "{name}: no exchange");
+                assert_eq!(flush(&core, &mut *queue).await, Status::SUCCESS, "{name}");
+                flushed += 1;
+            }
+            for _ in 0..20 {
+                assert_eq!(flush(&core, &mut *queue).await, Status::SUCCESS, "{name}");
+            }
+            let received = commands_of(&target, 1) - before;
+            assert_eq!(received, flushed + exchange + 20, "{name}: there is one exchange");
+            assert_eq!(queue.failure(), None, "{name}");
+
+            // The host gets keys that the target does not have before the I/O queue has authenticated.
+            target.set_host_keys(NQN, HOST, Some(third)).unwrap();
+            credentials.set_keys(Some(keys(3, mutual)));
+            controller.reauthenticate().await.unwrap();
+            credentials.set_keys(Some(keys(4, mutual)));
+            while queue.failure().is_none() {
+                assert!(core.now_ns() < deadline_ns, "{name}: the queue is still in use");
+                flush(&core, &mut *queue).await;
+            }
+            assert_eq!(queue.failure(), Some(ControllerFailure::Reauthentication), "{name}");
+            assert_eq!(controller.failure(), None, "{name}: the admin queue has the right keys");
+        });
+    }
+}
+
+#[test]
+fn an_admin_queue_authenticates_with_new_keys() {
+    let rig = rig("admin");
+    rig.allow(&keys(1, Some(2)));
+    let uri = format!("nvme+tcp://127.0.0.1:{}/{NQN}?ns=1", rig.port).parse().unwrap();
+    let (target, new) = (rig.target.clone(), rig.host_keys(&keys(3, Some(4))));
+    on_host(|core| async move {
+        let options = options_of(Some(keys(1, Some(2))), quick());
+        let credentials = options.authentication.clone().unwrap();
+        let mut controller = AnyController::attach(&core, &uri, &options, 1).await.unwrap();
+        let before = commands_of(&target, 0);
+        controller.reauthenticate().await.unwrap();
+        assert_eq!(commands_of(&target, 0), before, "the keys are the same");
+        target.set_host_keys(NQN, HOST, Some(new)).unwrap();
+        credentials.set_keys(Some(keys(3, Some(4))));
+        controller.reauthenticate().await.unwrap();
+        assert!(commands_of(&target, 0) >= before + 5);
+        assert_eq!(controller.failure(), None);
+        // Without keys it stays as it is.
+        credentials.set_keys(None);
+        controller.reauthenticate().await.unwrap();
+        credentials.set_keys(Some(keys(3, Some(5))));
+        let refused = controller.reauthenticate().await;
+        let expected = HostAuthError::ControllerNotProven;
+        assert!(
+            matches!(refused, Err(NvmeOpenError::Authentication(0, error)) if error == expected),
+            "{refused:?}"
+        );
+        assert!(controller.failure().is_some());
     });
 }
 

@@ -16,6 +16,8 @@ mod copies;
 mod disconnects;
 #[path = "hostile/many_hosts.rs"]
 mod many_hosts;
+#[path = "hostile/options.rs"]
+mod options;
 #[path = "hostile/pdus.rs"]
 mod pdus;
 #[path = "hostile/peer.rs"]

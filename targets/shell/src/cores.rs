@@ -195,6 +195,10 @@ impl<P: Protocol, N: ServerNetwork> BalancedTarget for TargetCores<P, N> {
         P::NAME
     }
 
+    fn reactors(&self) -> Vec<usize> {
+        self.mailboxes.reactors()
+    }
+
     fn loads(&self) -> Option<Vec<Vec<ConnectionLoad>>> {
         let mut requests = Vec::new();
         for core in 0..self.mailboxes.len() {

@@ -73,7 +73,10 @@ type ConnectionInbox<P, S> = Inbox<GroupMessage<P, S>, <P as Protocol>::Config>;
 /// [`TargetCores::start`](crate::TargetCores::start) makes one per reactor; [`standalone`](Self::standalone)
 /// is one by itself.
 pub struct ConnectionGroup<P: Protocol, N: Network> {
+    /// Among the groups of the target.
     index: usize,
+    /// Index of the reactor.
+    core: usize,
     network: N,
     pool: Pool,
     clock: os::clock::Clock,
@@ -143,7 +146,9 @@ impl<P: Protocol, N: Listen> ConnectionGroup<P, N> {
         let slow_peers = SlowPeers::new(shared.limits.transfer_timeout_ns);
         let logins = PendingLogins::new(&shared.limits, shared.statuses.len(), os::descriptor_limit());
         ConnectionGroup {
-            index: core.index(),
+            // A group by itself is the first.
+            index: inbox.as_ref().map_or(0, |inbox| inbox.index),
+            core: core.index(),
             network,
             pool: core.pool().clone(),
             clock: core.clock().clone(),
@@ -184,7 +189,7 @@ impl<P: Protocol, N: Listen> ConnectionGroup<P, N> {
 
     /// A group without others and without a control plane, for simulations: it is called directly.
     pub fn standalone(core: &Core, network: N, protocol: P, limits: GroupLimits) -> ConnectionGroup<P, N> {
-        let shared = GroupShared::new(limits, core.index() + 1, CoreMailboxes::default());
+        let shared = GroupShared::new(limits, 1, CoreMailboxes::default());
         ConnectionGroup::new(core, network, protocol, Arc::new(shared), None)
     }
 
@@ -350,7 +355,7 @@ impl<P: Protocol, N: Listen> ConnectionGroup<P, N> {
         let stream = self.network.stream(entry.id);
         let result = process(&mut entry.connection, stream, &mut self.scratch, &mut context);
         // With its requests in flight, those that it has just begun included.
-        probe::probe!(ringbolt, connection_received, self.index, slot.index(), entry.requests.outstanding);
+        probe::probe!(ringbolt, connection_received, self.core, slot.index(), entry.requests.outstanding);
         self.after_receive(slot, result, now_ns);
     }
 

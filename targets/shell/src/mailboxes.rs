@@ -43,11 +43,20 @@ pub trait GroupMail: Send {
     const WAKE: Self;
 }
 
-/// The mailboxes of a target's groups, one on each reactor. Cheap to clone.
-pub struct CoreMailboxes<M>(Arc<OnceLock<Box<[MailboxSender<M>]>>>);
+/// The mailboxes of a target's groups, one on each of its reactors. Groups are counted from 0 in the order of
+/// these reactors, which may be some of the program's. Cheap to clone.
+pub struct CoreMailboxes<M>(Arc<OnceLock<Box<[GroupMailbox<M>]>>>);
+
+struct GroupMailbox<M> {
+    /// Index of the reactor.
+    reactor: usize,
+    sender: MailboxSender<M>,
+}
 
 /// Where a group's messages and configuration come from.
 pub struct Inbox<M, C> {
+    /// Index of the group among those of the target.
+    pub index: usize,
     /// Its messages. To be received in each poll.
     pub messages: MailboxReceiver<M>,
     /// The configuration. To be taken when a message was received: if a wake-up was lost, the mailbox was
@@ -105,9 +114,9 @@ impl<M: GroupMail> CoreMailboxes<M> {
     where
         M: 'static,
     {
-        self.check_responsive(reactors)?;
-        let mut senders = Vec::new();
-        for reactor in reactors {
+        check_responsive(reactors)?;
+        let mut mailboxes = Vec::new();
+        for (index, reactor) in reactors.iter().enumerate() {
             let (publisher, group) = (publisher.clone(), group.clone());
             let started = reactor.call(move |core| {
                 let (sender, messages) = core.mailbox(MESSAGES_MAX);
@@ -116,30 +125,19 @@ impl<M: GroupMail> CoreMailboxes<M> {
                 let waker = GroupWaker(Arc::new(move || _ = woken.send(M::WAKE)));
                 let wake = waker.clone();
                 let subscription = publisher.subscribe(core.index(), move || wake.wake());
-                let group = group(core, Inbox { messages, subscription }, &waker);
+                let group = group(core, Inbox { index, messages, subscription }, &waker);
                 core.add_poller(Box::new(GroupPoller { core: core.clone(), group }), Period::EveryTurn);
                 sender
             });
-            senders.push(started.map_err(|_| ShellError::Stopped(reactor.index()))?);
+            let sender = started.map_err(|_| ShellError::Stopped(reactor.index()))?;
+            mailboxes.push(GroupMailbox { reactor: reactor.index(), sender });
         }
-        let first = self.0.set(senders.into());
+        let first = self.0.set(mailboxes.into());
         assert!(first.is_ok(), "the groups of a target are started once");
         Ok(())
     }
 
-    /// Finds a reactor that does not respond before anything is started on the others.
-    fn check_responsive(&self, reactors: &[ReactorHandle]) -> Result<(), ShellError> {
-        let mut requests = Vec::new();
-        for reactor in reactors {
-            let (request, responder) = Request::new();
-            let posted = reactor.post(move |_| _ = responder.answer(()));
-            posted.map_err(|_| ShellError::Stopped(reactor.index()))?;
-            requests.push((reactor.index(), request));
-        }
-        requests.into_iter().try_for_each(|(core, request)| self.wait(core, request))
-    }
-
-    /// Sends a request to a core. [`wait`](Self::wait) for the answer.
+    /// Sends a request to a group. [`wait`](Self::wait) for the answer.
     ///
     /// # Errors
     /// The core has a thousand messages to process.
@@ -149,7 +147,7 @@ impl<M: GroupMail> CoreMailboxes<M> {
         message: impl FnOnce(Responder<T>) -> M,
     ) -> Result<Request<T>, ShellError> {
         let (request, responder) = Request::new();
-        self.send(core, message(responder)).map_err(|_| ShellError::Unresponsive(core))?;
+        self.send(core, message(responder)).map_err(|_| ShellError::Unresponsive(self.reactor(core)))?;
         Ok(request)
     }
 
@@ -168,7 +166,7 @@ impl<M: GroupMail> CoreMailboxes<M> {
         request: Request<T>,
         timeout: Duration,
     ) -> Result<T, ShellError> {
-        request.wait(timeout).map_err(|error| ShellError::of(core, error))
+        request.wait(timeout).map_err(|error| ShellError::of(self.reactor(core), error))
     }
 
     /// Sends a request to a core and waits for the answer.
@@ -185,8 +183,8 @@ impl<M: GroupMail> CoreMailboxes<M> {
     /// # Errors
     /// The mailbox is full, or there is no such core: the message.
     pub fn send(&self, core: usize, message: M) -> Result<(), M> {
-        match self.0.get().and_then(|senders| senders.get(core)) {
-            Some(sender) => sender.send(message),
+        match self.0.get().and_then(|mailboxes| mailboxes.get(core)) {
+            Some(mailbox) => mailbox.sender.send(message),
             None => Err(message),
         }
     }
@@ -195,11 +193,36 @@ impl<M: GroupMail> CoreMailboxes<M> {
 impl<M> CoreMailboxes<M> {
     /// Number of cores; 0 before all groups are started.
     pub fn len(&self) -> usize {
-        self.0.get().map_or(0, |senders| senders.len())
+        self.0.get().map_or(0, |mailboxes| mailboxes.len())
+    }
+
+    /// Index of the reactor of a group, for messages to people.
+    pub(crate) fn reactor(&self, core: usize) -> usize {
+        let mailbox = self.0.get().and_then(|mailboxes| mailboxes.get(core));
+        mailbox.map_or(core, |mailbox| mailbox.reactor)
+    }
+
+    /// Indexes of the reactors that have groups, in the order of these.
+    pub(crate) fn reactors(&self) -> Vec<usize> {
+        self.0.get().map_or(Vec::new(), |mailboxes| mailboxes.iter().map(|one| one.reactor).collect())
     }
 
     /// Whether the groups are not started.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
+}
+
+/// Finds a reactor that does not respond before anything is started on the others.
+fn check_responsive(reactors: &[ReactorHandle]) -> Result<(), ShellError> {
+    let mut requests = Vec::new();
+    for reactor in reactors {
+        let (request, responder) = Request::new();
+        let posted = reactor.post(move |_| _ = responder.answer(()));
+        posted.map_err(|_| ShellError::Stopped(reactor.index()))?;
+        requests.push((reactor.index(), request));
+    }
+    requests.into_iter().try_for_each(|(reactor, request)| {
+        request.wait(CORE_TIMEOUT).map_err(|error| ShellError::of(reactor, error))
+    })
 }

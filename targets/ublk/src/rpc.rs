@@ -155,7 +155,7 @@ control::parameters! {
         /// Cores whose reactors serve queues, as a mask such as 0x3 or a list such as [0,1]; all if left out
         cpumask: Option<String>,
     }
-    only { disable_user_copy: bool = false }
+    only("data is copied where the kernel or the bdev cannot do without") { disable_user_copy: bool = false }
 }
 
 control::parameters! {

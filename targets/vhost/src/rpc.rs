@@ -226,7 +226,7 @@ control::parameters! {
         /// Cores whose reactors serve it, as a mask such as 0x3 or a list such as [0,1]; all if left out
         cpumask: Option<String>,
     }
-    only { transport: String = TRANSPORT.to_string() }
+    only("vhost-user is the only transport") { transport: String = TRANSPORT.to_string() }
 }
 
 control::parameters! {

@@ -35,7 +35,8 @@ def add_key(bench, name, text):
 
 @case("authentication", on=("ringbolt",), machine=IOMMUFD, provokes=REJECTED, seconds=20)
 def authentication(bench):
-    """The kernel's host authenticates, also mutually; a wrong key and none are rejected, and changed keys are used."""
+    """The kernel's host authenticates, also mutually; a wrong key and none are rejected, and changed keys are used,
+    also while it is connected."""
     need_authentication(bench)
     subsystem = Subsystem("secret", [Namespace(mib=16)], hosts=[])
     target = bench.serve(subsystem)
@@ -69,6 +70,21 @@ def authentication(bench):
     target.rpc("nvmf_subsystem_set_keys", nqn=subsystem.nqn, host=host, dhchap_key="plain")
     is_rejected(f"--dhchap-secret={keys['host']}")
     connects(f"--dhchap-secret={keys['plain']}")
+    controller = bench.connect(subsystem, f"{identity} --dhchap-secret={keys['plain']}")
+    device = bench.block(subsystem)
+    bench.write_random(device, "kept", 0, MIB, "64k")
+    target.rpc("nvmf_subsystem_set_keys", nqn=subsystem.nqn, host=host, dhchap_key="host")
+
+    def commands():
+        return {queue["qid"]: queue["commands"] for queue in target.rpc("nvmf_subsystem_get_qpairs", nqn=subsystem.nqn)}
+
+    before = commands()
+    assert len(before) == 3, before
+    bench.guest.check(f"echo '{keys['host']}' > /sys/class/nvme/{controller}/dhchap_secret")
+    # Send, Receive, Send and Receive on each queue, without a new connection.
+    bench.guest.wait(lambda: all(commands()[qid] >= before[qid] + 4 for qid in before), 30, "authentication", poll=0.1)
+    bench.compare(device, "kept", 0, MIB, "64k")
+    bench.disconnect(subsystem)
     target.rpc("nvmf_subsystem_set_keys", nqn=subsystem.nqn, host=host)
     connects("")
 
@@ -117,5 +133,11 @@ def authentication_initiator(bench):
                 attached = attach("host", controller_key)
                 assert attached.rc == 0 and "nn1" in attached.out, f"{digest} {group} {controller_key}: {attached.out}"
                 assert rpc("bdev_nvme_detach_controller", '{"name": "n"}').rc == 0
+    # New keys while it is connected.
+    assert attach("host", None).rc == 0
+    guest.check(f"cd {folder} && echo '{keys['other']}' > dhchap_key")
+    assert rpc("bdev_nvme_set_keys", '{"name": "n", "dhchap_key": "host"}').rc != 0, "the old key is accepted"
+    changed = rpc("bdev_nvme_set_keys", '{"name": "n", "dhchap_key": "other"}')
+    assert changed.rc == 0, changed.out
     guest.check("killall ringbolt")
     serve.wait(timeout=30)

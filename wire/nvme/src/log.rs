@@ -3,6 +3,7 @@
 mod ana;
 mod discovery;
 mod effects;
+mod extended_discovery;
 mod health;
 mod reservation;
 
@@ -14,6 +15,7 @@ pub use discovery::{
 pub use effects::{
     CommandEffects, CommandEffectsLog, FeatureEffects, FeatureEffectsLog, SupportedLogPage, SupportedLogPages,
 };
+pub use extended_discovery::{ExtendedDiscoveryEntry, discovery_option};
 pub use health::{ErrorEntry, FirmwareSlots, HealthLog};
 pub use reservation::{NotificationType, ReservationNotification};
 

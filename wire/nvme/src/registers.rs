@@ -31,6 +31,9 @@ pub mod offset {
     pub const CRTO: u32 = 0x68;
 }
 
+/// The value of NSSR that initiates an NVM Subsystem Reset: "NVMe". Other values have no effect.
+pub const SUBSYSTEM_RESET: u32 = 0x4e56_4d65;
+
 /// Controller Capabilities (CAP).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ControllerCapabilities {
@@ -281,6 +284,9 @@ pub struct ControllerStatus {
 }
 
 impl ControllerStatus {
+    /// NVM Subsystem Reset Occurred (NSSRO) in the property, which a host clears by writing it.
+    pub const NSSRO: u32 = 1 << 4;
+
     /// The value after a reset.
     pub const RESET: ControllerStatus = ControllerStatus {
         ready: false,
@@ -310,7 +316,7 @@ impl ControllerStatus {
         self.ready as u32
             | (self.fatal as u32) << 1
             | (self.shutdown as u32) << 2
-            | (self.subsystem_reset_occurred as u32) << 4
+            | (self.subsystem_reset_occurred as u32) << Self::NSSRO.trailing_zeros()
             | (self.paused as u32) << 5
     }
 }

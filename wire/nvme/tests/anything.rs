@@ -120,6 +120,12 @@ proptest! {
         }
         round_trip!(DiscoveryHeader::decode, DiscoveryHeader::encode, page[..1024].try_into().unwrap());
         round_trip!(DiscoveryEntry::decode, DiscoveryEntry::encode, page[..1024].try_into().unwrap());
+        if let Ok((view, length)) = ExtendedDiscoveryEntry::decode(&page[..]) {
+            let mut encoded = vec![0xa5; view.encoded_length()];
+            view.encode(&mut encoded);
+            prop_assert!(encoded.len() <= length && length <= page.len());
+            prop_assert_eq!(ExtendedDiscoveryEntry::decode(&encoded), Ok((view, encoded.len())));
+        }
         let view = HealthLog::decode(page.first_chunk().unwrap());
         let mut encoded = [0xa5; 512];
         view.encode(&mut encoded);

@@ -44,6 +44,7 @@ const UNDO: &[&str] = &[
     "nbd_export_delete",
     "nbd_stop_disk",
     "nvmf_delete_subsystem",
+    "nvmf_delete_target",
     "nvmf_discovery_remove_referral",
     "nvmf_ns_remove_host",
     "nvmf_subsystem_remove_host",
@@ -270,15 +271,28 @@ fn nvmf(directory: &str, port: u16) -> Vec<(&'static str, Value)> {
     let address = |trtype: &str, adrfam: &str, traddr: &str| json!({ "trtype": trtype, "adrfam": adrfam, "traddr": traddr, "trsvcid": port });
     vec![
         ("nvmf_set_max_subsystems", json!({ "max_subsystems": 100 })),
-        ("nvmf_set_config", json!({ "dhchap_digests": ["sha512", "sha256"] })),
-        ("nvmf_create_transport", json!({ "trtype": "tcp", "zcopy": false })),
+        (
+            "nvmf_set_config",
+            json!({ "dhchap_digests": ["sha512", "sha256"], "discovery_filter": "transport",
+            "dup_host_policy": "allow" }),
+        ),
+        ("nvmf_set_crdt", json!({ "crdt2": 9 })),
+        ("nvmf_create_target", json!({ "name": "second", "discovery_filter": ["svcid", "transport"] })),
+        ("nvmf_create_subsystem", json!({ "nqn": NQN, "tgt_name": "second" })),
+        (
+            "nvmf_create_transport",
+            json!({ "trtype": "tcp", "zcopy": false, "disable_compare": true, "masked_oncs": ["nvmcpys"] }),
+        ),
         (
             "nvmf_create_transport",
             json!({ "trtype": "vfiouser", "max_aq_depth": 32, "max_connections": 9,
             "max_connections_per_peer": 8, "max_connections_per_subsystem": 7 }),
         ),
         ("nvmf_discovery_add_referral", json!({ "address": address("tcp", "ipv4", "192.0.2.1") })),
-        ("nvmf_create_subsystem", json!({ "nqn": NQN, "max_namespaces": 0 })),
+        (
+            "nvmf_create_subsystem",
+            json!({ "nqn": NQN, "max_namespaces": 0, "max_discard_size_kib": 9, "admin_label": "" }),
+        ),
         ("nvmf_subsystem_add_host", json!({ "nqn": NQN, "host": HOST })),
         (
             "nvmf_subsystem_add_ns",
@@ -325,7 +339,8 @@ fn initiator(port: u16) -> Vec<(&'static str, Value)> {
         (
             "bdev_nvme_attach_controller",
             json!({ "name": "Nvme0", "trtype": "tcp", "traddr": "localhost", "trsvcid": port,
-            "subnqn": NQN, "hostnqn": HOST, "multipath": "multipath", "fabrics_connect_timeout_us": 0 }),
+            "subnqn": NQN, "hostnqn": HOST, "multipath": "multipath", "fabrics_connect_timeout_us": 0,
+            "priority": 3 }),
         ),
         (
             "bdev_nvme_start_discovery",

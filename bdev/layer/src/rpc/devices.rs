@@ -132,9 +132,7 @@ control::parameters! {
         /// of metadata
         dif_pi_format: u32 = 0,
     }
-    only {
-        numa_id: i32 = -1,
-    }
+    only("memory is not placed by NUMA node") { numa_id: i32 = -1 }
 }
 
 impl MallocCreate {
@@ -210,7 +208,7 @@ control::parameters! {
         /// of metadata
         dif_pi_format: u32 = 0,
     }
-    only {
+    only("bdevs have no such hints") {
         preferred_write_granularity: u32 = 0,
         preferred_write_alignment: u32 = 0,
         optimal_write_size: u32 = 0,

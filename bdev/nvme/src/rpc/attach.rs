@@ -193,13 +193,32 @@ control::parameters! {
         psk: Option<String>,
         /// How the key is derived: as the specification says, or as libnvme did until July 2025
         psk_derivation: Option<PskDerivation>,
+        /// Priority of packets on this machine (SO_PRIORITY), 0 to 6, or up to 65535 with CAP_NET_ADMIN; only
+        /// over TCP
+        priority: Option<SocketPriority>,
     }
-    only {
-        priority: String = String::new(),
-        allow_unrecognized_csi: bool = false,
+    only("namespaces of unknown command sets are no bdevs") { allow_unrecognized_csi: bool = false }
+    one_of("controllers always check what protection information they have") { prchk_reftag: bool = [false, true], prchk_guard: bool = [false, true] }
+}
+
+/// A number, as a text in SPDK's calls; an empty text is 0.
+struct SocketPriority(u16);
+
+impl ParameterType for SocketPriority {
+    fn kind() -> String {
+        TextOrNumber::kind()
     }
-    // Controllers always check what protection information they have.
-    one_of { prchk_reftag: bool = [false, true], prchk_guard: bool = [false, true] }
+
+    fn decode(value: Value, log: &mut DecodeLog) -> Result<Self, ParameterError> {
+        let TextOrNumber(text) = TextOrNumber::decode(value, log)?;
+        let number = if text.is_empty() { Ok(0) } else { text.parse() };
+        let refused = |_| invalid(format!("'{text}' is not a number from 0 to 65535"));
+        number.map(SocketPriority).map_err(refused)
+    }
+
+    fn encode(&self) -> Value {
+        self.0.to_string().into()
+    }
 }
 
 fn invalid(message: impl Into<String>) -> ParameterError {
@@ -282,6 +301,7 @@ impl AttachController {
         self.dhchap_ctrlr_key = self.dhchap_ctrlr_key.take().filter(|key| !key.is_empty());
         self.psk = self.psk.take().filter(|key| !key.is_empty());
         self.psk_derivation = self.psk_derivation.filter(|way| *way != PskDerivation::Specified);
+        self.priority = self.priority.take().filter(|priority| priority.0 != 0);
         Ok((id, loss_timeouts))
     }
 
@@ -329,6 +349,10 @@ fn attach(
     }
     path.options.authentication = Some(options.credentials(keys));
     path.options.tls = params.tls(module, &id)?;
+    if params.priority.is_some() && !matches!(id.0, Uri::Tcp(_)) {
+        return Err(RpcError::new(RpcError::EINVAL, "priority: only connections over TCP have one"));
+    }
+    path.options.socket_priority = params.priority.as_ref().map_or(0, |priority| priority.0.into());
     path.num_io_queues = u16::try_from(params.num_io_queues.0).unwrap_or(u16::MAX);
     path.reconnect = reconnect_policy(loss_timeouts)?;
     let policy = params.multipath_opts.as_ref().map_or(Ok(options.policy), MultipathOpts::policy)?;

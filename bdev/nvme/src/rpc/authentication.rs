@@ -10,16 +10,19 @@ const NO_KEY: i64 = -126;
 
 pub(super) fn methods() -> Vec<Method<NvmeModule>> {
     vec![
-        Method::update("bdev_nvme_set_keys", set_keys)
+        Method::concluded_update("bdev_nvme_set_keys", set_keys, authenticate)
             .text(
-                "Replaces the keys of a controller, of all its paths. They are used by every connection from then on; what \
-                 is connected stays so.",
+                "Replaces the keys of a controller, of all its paths. What is connected authenticates anew with them: admin \
+                 queues before the method returns, then I/O queues between their commands, or with the next one if they are \
+                 idle. A path that is not accepted is lost, and connects anew. Without keys what is connected stays so.",
                 "true",
             )
             .errors(&[
                 NO_CONTROLLER,
                 (NO_KEY, "there is no such key, or it was removed"),
                 (RpcError::EINVAL, "it is no key"),
+                (RpcError::EIO, "the controller does not accept the keys, which are set nevertheless"),
+                (RpcError::ETIMEDOUT, "the controller does not answer"),
             ]),
     ]
 }
@@ -58,7 +61,8 @@ control::parameters! {
     }
 }
 
-fn set_keys(module: &NvmeModule, params: SetKeys) -> Result<bool, RpcError> {
+/// Returns the name of the controller.
+fn set_keys(module: &NvmeModule, params: SetKeys) -> Result<String, RpcError> {
     let keys = module.keys(params.dhchap_key.as_deref(), params.dhchap_ctrlr_key.as_deref())?;
     let controllers = module.initiator.controllers();
     let controller = controllers.iter().find(|controller| controller.name == params.name);
@@ -81,5 +85,10 @@ fn set_keys(module: &NvmeModule, params: SetKeys) -> Result<bool, RpcError> {
             module.saved.paths.set_parameter(&key, name, value.clone().unwrap_or_default());
         }
     }
+    Ok(params.name)
+}
+
+fn authenticate(module: &NvmeModule, name: String) -> Result<bool, RpcError> {
+    module.initiator.authenticate(&name)?;
     Ok(true)
 }

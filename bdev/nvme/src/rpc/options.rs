@@ -254,18 +254,19 @@ control::parameters! {
         /// before
         dhchap_dhgroups: Option<Vec<String>>,
     }
-    only {
+    only("arbitration is round robin") {
         arbitration_burst: u32 = 0,
         low_priority_weight: u32 = 0,
         medium_priority_weight: u32 = 0,
         high_priority_weight: u32 = 0,
-        disable_auto_failback: bool = false,
-        generate_uuids: bool = false,
-        nvme_error_stat: bool = false,
-        allow_accel_sequence: bool = false,
-        rdma_umr_per_io: bool = false,
     }
-    one_of { enable_flush: bool = [true, false], delay_cmd_submit: bool = [true, false] }
+    only("the preferred path is used again when it is back") { disable_auto_failback: bool = false }
+    only("a namespace without a UUID has its NGUID, or a random one") { generate_uuids: bool = false }
+    only("errors are counted for each bdev, not by status") { nvme_error_stat: bool = false }
+    only("operations are executed on whole buffers") { allow_accel_sequence: bool = false }
+    only("there is no RDMA transport") { rdma_umr_per_io: bool = false }
+    one_of("flushes are always passed on") { enable_flush: bool = [true, false] }
+    one_of("commands of a batch are submitted together") { delay_cmd_submit: bool = [true, false] }
     ignored("the driver does not have these options") {
         nvme_adminq_poll_period_us,
         nvme_ioq_poll_period_us,

@@ -50,7 +50,15 @@ fn errors_have_spdks_codes() {
         ),
         (attach, json!({ "name": "N", "trtype": "TCP", "traddr": "::1", "hostaddr": "x" }), RpcError::EINVAL),
         (attach, json!({ "name": "N", "trtype": "TCP", "traddr": "::1", "hostsvcid": 9 }), RpcError::EINVAL),
+        (attach, tcp(json!({ "priority": "high" })), RpcError::EINVAL),
+        (attach, tcp(json!({ "priority": "65536" })), RpcError::EINVAL),
+        (
+            attach,
+            json!({ "name": "N", "trtype": "PCIe", "traddr": "0:0.0", "priority": "3" }),
+            RpcError::EINVAL,
+        ),
         // Valid, but this test has no reactor.
+        (attach, tcp(json!({ "priority": "6" })), RpcError::INTERNAL),
         (attach, tcp(json!({ "hdgst": true, "multipath": "failover" })), RpcError::INTERNAL),
         (attach, tcp(json!({ "prchk_reftag": true, "prchk_guard": true })), RpcError::INTERNAL),
         ("bdev_nvme_set_hotplug", json!({}), RpcError::INVALID_PARAMS),

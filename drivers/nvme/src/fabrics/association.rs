@@ -7,7 +7,7 @@
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::rc::Rc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Poll, Waker};
 
@@ -34,6 +34,7 @@ use super::connect::connect_command;
 use super::keep_alive::{KeepAliveAction, KeepAliveTimer};
 use super::queue::{CommandData, FabricsQueue, FabricsUri, QueuePurpose};
 use crate::error::{AdminError, ControllerFailure, NvmeOpenError};
+use crate::host_credentials::HostCredentials;
 use crate::options::Options;
 use crate::owner::identify_page;
 use crate::shared::{AdminData, AdminOutput};
@@ -57,6 +58,8 @@ pub struct Association<Q: FabricsQueue> {
     core: Core,
     timeout_ns: u64,
     identity: IdentifyController,
+    /// The controller demands authentication.
+    authentication_required: bool,
     handle: AssociationHandle<Q::Remote>,
 }
 
@@ -98,6 +101,8 @@ pub struct AssociationHandle<R> {
     pub(super) free_qids: FreeQids,
     /// Until when a controller that fell silent may execute commands; 0 while it has not.
     pub(super) quiesced_ns: Arc<AtomicU64>,
+    /// [`HostCredentials::generation`] of the keys with which the admin queue has authenticated last.
+    pub(super) authenticated_keys: Arc<AtomicU64>,
 }
 
 /// Free I/O queue identifiers of an association.
@@ -169,6 +174,7 @@ impl<Q: FabricsQueue> Association<Q> {
             core: core.clone(),
             timeout_ns: options.timeout_ns,
             identity: IdentifyController::default(),
+            authentication_required: false,
             handle: AssociationHandle {
                 remote,
                 subnqn: uri.subnqn().clone(),
@@ -180,6 +186,7 @@ impl<Q: FabricsQueue> Association<Q> {
                 oncs: 0,
                 free_qids: FreeQids::default(),
                 quiesced_ns,
+                authenticated_keys: Arc::default(),
             },
         };
         association.initialize().await?;
@@ -197,8 +204,8 @@ impl<Q: FabricsQueue> Association<Q> {
             connected => connected.map_err(|error| error.while_opening("Connect"))?.1.result,
         };
         let connected = ConnectResponse::from_result(connected);
-        let (options, subnqn) = (self.handle.options.clone(), self.handle.subnqn.clone());
-        authenticate(self, 0, &connected, &options, &subnqn).await?;
+        self.authentication_required = connected.authentication_required;
+        self.authenticate().await?;
         self.handle.cntlid = connected.cntlid;
         self.handle.entries_max = self.enable().await?;
         let data = self.identify(Cns::Controller, 0, "Identify Controller").await?;
@@ -208,8 +215,12 @@ impl<Q: FabricsQueue> Association<Q> {
         self.handle.oncs = self.identity.oncs;
         self.handle.capsule_bytes =
             self.identity.io_command_capsule_bytes.saturating_sub(wire_nvme::sqe::SIZE as u32);
-        if self.identity.ctratt & ctratt::EXTENDED_FORMATS != 0 {
-            self.enable_extended_formats().await?;
+        let behavior = HostBehavior {
+            command_retry: self.identity.crdt_100ms != [0; 3],
+            extended_formats: self.identity.ctratt & ctratt::EXTENDED_FORMATS != 0,
+        };
+        if behavior != HostBehavior::default() {
+            self.set_host_behavior(behavior).await?;
         }
         if self.identity.cntrltype != ControllerType::Discovery && io_queues > 0 {
             let count = u32::from(io_queues);
@@ -224,6 +235,37 @@ impl<Q: FabricsQueue> Association<Q> {
         let (now_ns, quiesce_wait) = (self.core.now_ns(), self.handle.options.quiesce_wait);
         self.inner.borrow_mut().keep_alive.start(&self.identity, quiesce_wait, now_ns);
         Ok(())
+    }
+
+    /// Authenticates with the keys of now.
+    async fn authenticate(&mut self) -> Result<(), NvmeOpenError> {
+        let (options, subnqn) = (self.handle.options.clone(), self.handle.subnqn.clone());
+        // Before the keys: those that are set meanwhile are newer.
+        let generation = options.authentication.as_ref().map_or(0, HostCredentials::generation);
+        authenticate(self, 0, self.authentication_required, &options, &subnqn).await?;
+        self.handle.authenticated_keys.store(generation, Ordering::Release);
+        Ok(())
+    }
+
+    /// Authenticates anew on the admin queue if the host has got other keys since the last time (Base 2.0,
+    /// section 8.13). I/O queues follow when they are polled: a controller may take new keys of a host with
+    /// the exchange on the admin queue. Without keys nothing is done.
+    ///
+    /// # Errors
+    /// The ends do not accept each other, or the controller does not answer. The association has failed then.
+    pub async fn reauthenticate(&mut self) -> Result<(), NvmeOpenError> {
+        let credentials = self.handle.options.authentication.as_ref();
+        let known = self.handle.authenticated_keys.load(Ordering::Acquire);
+        let has_new_keys = credentials.is_some_and(|one| one.generation() != known && one.keys().is_some());
+        if !has_new_keys {
+            return Ok(());
+        }
+        let authenticated = self.authenticate().await;
+        let mut inner = self.inner.borrow_mut();
+        if authenticated.is_err() && inner.queue.failure().is_none() {
+            inner.queue.fail(ControllerFailure::Reauthentication);
+        }
+        authenticated
     }
 
     async fn identify(
@@ -244,14 +286,14 @@ impl<Q: FabricsQueue> Association<Q> {
             .map_err(|error| NvmeOpenError::InvalidResponse("Identify Namespace", error))
     }
 
-    /// Tells the controller that the host knows extended LBA formats.
-    async fn enable_extended_formats(&mut self) -> Result<(), NvmeOpenError> {
+    /// Tells the controller what the host can deal with.
+    async fn set_host_behavior(&mut self, behavior: HostBehavior) -> Result<(), NvmeOpenError> {
         let mut data = [0; HOST_BEHAVIOR_SIZE];
-        HostBehavior { extended_formats: true, ..HostBehavior::default() }.encode(&mut data);
+        behavior.encode(&mut data);
         let fid = FeatureId::HostBehavior.to_wire();
         let set = SetFeatures { fid, save: false, cdw11: 0, uuid_index: 0 };
         match self.admin(set.to_sqe(0), AdminData::Out(data.to_vec())).await {
-            // Namespaces with other formats can be used all the same.
+            // Namespaces with other formats can be used all the same, and commands be retried at once.
             Ok(_) | Err(AdminError::Status(_)) => Ok(()),
             Err(error) => Err(error.while_opening("Set Features (Host Behavior Support)")),
         }

@@ -4,7 +4,7 @@
 use nvme_auth::{AuthParties, HostAction, HostAuth, Nonces, SystemNonces};
 use wire_nvme::Sqe;
 use wire_nvme::auth::{AUTH_MESSAGE_MAX, AuthCommand};
-use wire_nvme::fabrics::{ConnectResponse, Nqn};
+use wire_nvme::fabrics::Nqn;
 
 use super::connect::hostnqn;
 use crate::error::NvmeOpenError;
@@ -19,27 +19,27 @@ pub(super) trait AuthQueue {
     async fn receive(&mut self, sqe: Sqe, bytes: usize) -> Result<Vec<u8>, NvmeOpenError>;
 }
 
-/// Authenticates the host on a queue if the controller demands it, or if the host wants the controller to
-/// prove its identity.
+/// Authenticates the host on a queue if the controller demands it (`is_required`), or if the host wants the
+/// controller to prove its identity.
 ///
 /// # Errors
 /// The host has no keys, or one of the ends does not accept the other.
 pub(super) async fn authenticate(
     queue: &mut impl AuthQueue,
     qid: u16,
-    connected: &ConnectResponse,
+    is_required: bool,
     options: &Options,
     subnqn: &Nqn,
 ) -> Result<(), NvmeOpenError> {
     let credentials = options.authentication.as_ref();
     let credentials = credentials.and_then(|one| Some((one.keys()?, one.options())));
     let Some((keys, accepted)) = credentials else {
-        return match connected.authentication_required {
+        return match is_required {
             true => Err(NvmeOpenError::KeyRequired),
             false => Ok(()),
         };
     };
-    if !connected.authentication_required && keys.controller.is_none() {
+    if !is_required && keys.controller.is_none() {
         return Ok(());
     }
     let nonces = &mut SystemNonces;

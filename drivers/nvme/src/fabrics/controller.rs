@@ -52,6 +52,10 @@ impl<Q: FabricsQueue> AttachedController for Association<Q> {
         Box::pin(Association::wait_event(self))
     }
 
+    fn reauthenticate(&mut self) -> Answer<'_, Result<(), NvmeOpenError>> {
+        Box::pin(Association::reauthenticate(self))
+    }
+
     fn io_queues(&self) -> Arc<dyn IoQueues> {
         Arc::new(AssociationQueues::<Q>(self.handle().clone(), PhantomData))
     }

@@ -16,6 +16,7 @@ use super::authentication::{AuthQueue, authenticate};
 use super::connect::connect_command;
 use super::namespace_info::FabricsNamespaceInfo;
 use super::queue::{CommandData, FabricsCompletion, FabricsQueue, QueuePurpose};
+use super::reauthentication::{QueueReauthentication, is_own};
 use crate::error::{ControllerFailure, NvmeOpenError};
 use crate::io_queue::IoQueue;
 use crate::shared::AdminData;
@@ -28,9 +29,11 @@ const POLL_INTERVAL_NS: u64 = 10_000_000;
 /// A channel to one namespace through an I/O queue of an [`Association`](super::Association), which may live
 /// on another core.
 ///
-/// It owns the connection of its queue. Its user calls [`fail`](Self::fail) when the association fails;
-/// requests then complete with [`Status::HOST_PATHING_ERROR`].
+/// It owns the connection of its queue, and authenticates anew on it after the association has. Its user
+/// calls [`fail`](Self::fail) when the association fails; requests then complete with
+/// [`Status::HOST_PATHING_ERROR`].
 pub struct FabricsIoQueue<Q: FabricsQueue> {
+    core: Core,
     connection: ConnectedQueue<Q>,
     info: FabricsNamespaceInfo,
     nsid: u32,
@@ -44,6 +47,8 @@ pub struct FabricsIoQueue<Q: FabricsQueue> {
 /// A connected I/O queue, not bound to a namespace.
 pub(super) struct ConnectedQueue<Q: FabricsQueue> {
     pub(super) queue: Q,
+    /// `None` if its host has no credentials.
+    reauthentication: Option<Box<QueueReauthentication>>,
     _qid: QidGuard,
 }
 
@@ -74,7 +79,7 @@ impl<Q: FabricsQueue> ConnectedQueue<Q> {
         let queue = Q::connect(core, remote, depth + 1, QueuePurpose::Io, options)?;
         let (sqe, data) = connect_command(options, subnqn, qid.qid, depth + 1, *cntlid);
         let qid_number = qid.qid;
-        let mut connection = ConnectedQueue { queue, _qid: qid };
+        let mut connection = ConnectedQueue { queue, reauthentication: None, _qid: qid };
         let deadline_ns = core.now_ns() + association.options.timeout_ns;
         let handshake_end_ns = core.now_ns() + association.options.handshake_ns();
         while !connection.queue.is_ready() {
@@ -93,10 +98,12 @@ impl<Q: FabricsQueue> ConnectedQueue<Q> {
         if !completed.cqe.status.is_success() {
             return Err(NvmeOpenError::ConnectRejected(FabricsStatus(completed.cqe.status)));
         }
-        let connected = ConnectResponse::from_result(completed.cqe.result);
+        let is_required = ConnectResponse::from_result(completed.cqe.result).authentication_required;
+        // Before the keys: the admin queue may authenticate with newer ones from now on.
+        connection.reauthentication = QueueReauthentication::new(association, qid_number, is_required);
         let mut messages =
             QueueMessages { connection: &mut connection, core, timeout_ns: options.timeout_ns };
-        authenticate(&mut messages, qid_number, &connected, options, subnqn).await?;
+        authenticate(&mut messages, qid_number, is_required, options, subnqn).await?;
         connection.queue.set_in_capsule_max(association.capsule_bytes);
         Ok(connection)
     }
@@ -211,8 +218,8 @@ impl<Q: FabricsQueue> FabricsIoQueue<Q> {
         let info = FabricsNamespaceInfo::new(nsid, identify, metadata, association.mdts, association.oncs)?;
         let connection = ConnectedQueue::open(core, association).await?;
         let quiesced_ns = association.quiesced_ns.clone();
-        let stats = QueueStats::default();
-        Ok(FabricsIoQueue { connection, info, nsid, refused: Vec::new(), stats, quiesced_ns })
+        let (core, stats) = (core.clone(), QueueStats::default());
+        Ok(FabricsIoQueue { core, connection, info, nsid, refused: Vec::new(), stats, quiesced_ns })
     }
 
     /// Requests that can be submitted now; 0 after a failure.
@@ -226,6 +233,28 @@ impl<Q: FabricsQueue> FabricsIoQueue<Q> {
             self.connection.queue.fail(failure);
         }
     }
+
+    /// Advances the authentication with new keys.
+    #[cold]
+    fn reauthenticate(&mut self) {
+        let ConnectedQueue { queue, reauthentication, .. } = &mut self.connection;
+        let Some(reauthentication) = reauthentication else { return };
+        while let Some(own) = take_own(queue) {
+            reauthentication.completed(own, queue);
+        }
+        reauthentication.advance(queue, &self.core);
+        // Of a queue that has failed just now.
+        while let Some(own) = take_own(queue) {
+            reauthentication.completed(own, queue);
+        }
+    }
+}
+
+/// Takes the completion of a command that the user has not submitted.
+fn take_own<Q: FabricsQueue>(queue: &mut Q) -> Option<FabricsCompletion> {
+    let completions = queue.completions();
+    let index = completions.iter().position(|completed| is_own(&completed.request))?;
+    Some(completions.remove(index))
 }
 
 impl<Q: FabricsQueue> IoQueue for FabricsIoQueue<Q> {
@@ -292,6 +321,9 @@ impl<Q: FabricsQueue> Channel for FabricsIoQueue<Q> {
     fn poll(&mut self, sink: &mut Vec<Self::Completion>) -> usize {
         let before = sink.len();
         self.stats.arrivals += self.connection.queue.receive();
+        if self.connection.reauthentication.as_ref().is_some_and(|one| one.is_due()) {
+            self.reauthenticate();
+        }
         let completions = self.connection.queue.completions();
         if !completions.is_empty() {
             sink.extend(
@@ -307,6 +339,9 @@ impl<Q: FabricsQueue> Channel for FabricsIoQueue<Q> {
     }
 
     fn deadline(&self) -> Option<u64> {
-        (!self.refused.is_empty() || self.connection.queue.is_pending()).then_some(0)
+        if !self.refused.is_empty() || self.connection.queue.is_pending() {
+            return Some(0);
+        }
+        self.connection.reauthentication.as_ref().and_then(|one| one.deadline_ns())
     }
 }

@@ -106,7 +106,8 @@ impl<N: CoreNetwork> FabricsQueue for TcpConnection<N> {
     ) -> Result<TcpConnection<N>, NvmeOpenError> {
         let layer = options.tls.as_ref().map(|tls| tls_layer(tls, remote, options)).transpose()?;
         let mut network = N::of_core(core);
-        let how = ConnectOptions { source: remote.source, type_of_service: options.type_of_service };
+        let (type_of_service, priority) = (options.type_of_service, options.socket_priority);
+        let how = ConnectOptions { source: remote.source, type_of_service, priority };
         let stream = network.connect_with(&remote.address.into(), &how);
         let id = stream.and_then(|stream| {
             if options.ack_timeout_ms > 0 {

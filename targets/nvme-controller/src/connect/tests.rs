@@ -48,6 +48,30 @@ impl ConnectFixture {
     }
 }
 
+#[test]
+fn a_host_may_be_restricted_to_one_controller_on_each_listener() {
+    let mut fixture = ConnectFixture::new(subsystem());
+    fixture.limits.one_controller_per_listener = true;
+    let data = connect_data(subnqn(), CNTLID_DYNAMIC);
+    let mut of_other_host = data;
+    of_other_host[0] ^= 1;
+    let sqe = connect_sqe(0, 32, 0);
+    let first = fixture.controller();
+    let refused = fixture.connect(&sqe, &data).unwrap_err();
+    assert_eq!((refused.status, refused.result), (Status::CONNECT_CONTROLLER_BUSY, 0));
+    let other = fixture.connect(&sqe, &of_other_host).unwrap();
+    let context = ConnectContext {
+        secure: None,
+        directory: &fixture.directory,
+        limits: &fixture.limits,
+        port: SubsystemPort { portid: 7, ..SubsystemPort::default() },
+    };
+    let on_other_listener = connect(&sqe, &data, &context, |_| Some(fixture.subsystem.clone())).unwrap();
+    drop(first);
+    assert!(fixture.connect(&sqe, &data).is_ok());
+    drop((other, on_other_listener));
+}
+
 fn invalid_sqe_field(offset: u16) -> (Status, u64) {
     (Status::CONNECT_INVALID_PARAMETERS, offset.into())
 }

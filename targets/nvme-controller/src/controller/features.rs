@@ -6,6 +6,7 @@ use wire_nvme::feature::{
     AsyncEventConfiguration, FeatureCapabilities, FeatureId, HOST_BEHAVIOR_SIZE, HostBehavior,
     NumberOfQueues, Select, TemperatureThreshold,
 };
+use wire_nvme::identify::oncs;
 use wire_nvme::{NSID_ALL, Sqe};
 
 use super::log::{COMPOSITE_KELVINS_MAX, TEMPERATURE_KELVINS};
@@ -23,7 +24,6 @@ pub(super) struct Features {
     async_events: AsyncEventConfiguration,
     kato_ms: u32,
     queues: NumberOfQueues,
-    // The controller requests no retry delays.
     host_behavior: HostBehavior,
     interrupt_coalescing: u32,
 }
@@ -41,7 +41,7 @@ enum Changeable {
 }
 
 /// The features that a controller supports (Base 2.0, section 3.1.2: feature support).
-pub(super) fn supported_features(subsystem: &Subsystem, memory_based: bool) -> Vec<FeatureId> {
+pub(super) fn supported_features(subsystem: &Subsystem, limits: &ControllerLimits) -> Vec<FeatureId> {
     let mut features = match subsystem.kind {
         SubsystemKind::Nvm => vec![
             FeatureId::Arbitration,
@@ -60,11 +60,17 @@ pub(super) fn supported_features(subsystem: &Subsystem, memory_based: bool) -> V
         ],
         SubsystemKind::Discovery => vec![FeatureId::AsyncEventConfiguration, FeatureId::KeepAliveTimer],
     };
-    if memory_based {
+    if limits.memory_based {
         features.extend([FeatureId::InterruptCoalescing, FeatureId::InterruptVector]);
     }
-    // The feature requires a volatile write cache (Base 2.0, section 5.27.1).
-    features.retain(|&feature| feature != FeatureId::VolatileWriteCache || subsystem.has_volatile_cache());
+    // The first requires a volatile write cache (Base 2.0, section 5.27.1).
+    features.retain(|&feature| match feature {
+        FeatureId::VolatileWriteCache => subsystem.has_volatile_cache(),
+        FeatureId::ReservationMask | FeatureId::ReservationPersistence => {
+            limits.has_optional(oncs::RESERVATIONS)
+        }
+        _ => true,
+    });
     features
 }
 
@@ -169,7 +175,7 @@ impl Controller {
 
     fn supported_feature(&self, fid: u8) -> Result<FeatureId, Status> {
         let feature = FeatureId::from_wire(fid)
-            .filter(|feature| supported_features(&self.view, self.limits.memory_based).contains(feature));
+            .filter(|feature| supported_features(&self.view, &self.limits).contains(feature));
         feature.ok_or(INVALID_FIELD)
     }
 
@@ -282,6 +288,8 @@ impl Controller {
                 let behavior = HostBehavior::decode(data).map_err(|_| INVALID_FIELD)?;
                 self.features.host_behavior = behavior;
                 self.association().set_extended_formats(behavior.extended_formats);
+                let has_delay = self.limits.retry_delays_100ms[0] != 0;
+                self.association().set_retry_delay(behavior.command_retry && has_delay);
             }
             FeatureId::ReservationMask => return self.set_reservation_mask(sqe.nsid, value),
             FeatureId::ReservationPersistence => return self.set_reservation_persistence(sqe, value),

@@ -76,9 +76,14 @@ impl Controller {
             }
             (Cns::CommandSetController, _) => {
                 check_command_set(command.csi)?;
-                // Write Zeroes and Dataset Management (256 ranges) have no limit beyond their command format.
-                // Verify reads at most as much as a Read (VSL = MDTS).
-                let limits = NvmController { vsl: self.limits.mdts(), ..NvmController::default() };
+                // Verify reads at most as much as a Read (VSL = MDTS). Dataset Management has no limit of
+                // ranges but the 256 of its format.
+                let limits = NvmController {
+                    vsl: self.limits.mdts(),
+                    wzsl: self.view.write_zeroes_max_log2,
+                    dmrsl: self.view.unmap_range_max_blocks,
+                    ..NvmController::default()
+                };
                 limits.encode(&mut page);
             }
             (Cns::NamespaceIndependent, _) => {
@@ -178,11 +183,12 @@ impl Controller {
             cqes: 0x44,
             nn: subsystem.namespaces_max,
             mnan: subsystem.namespaces_max,
+            crdt_100ms: limits.retry_delays_100ms,
             oncs: self.optional_commands(),
             // ACWU is one block, as is the atomic write unit. A larger fused operation is atomic against
             // other writes, but a read may see a part of it.
             fuses: if limits.compare_and_write { fuses::COMPARE_AND_WRITE } else { 0 },
-            ocfs: ocfs::FORMAT_0,
+            ocfs: if limits.has_optional(oncs::COPY) { ocfs::FORMAT_0 } else { 0 },
             vwc: vwc::FLUSH_ALL | if subsystem.has_volatile_cache() { vwc::PRESENT } else { 0 },
             io_command_capsule_bytes: sqe::SIZE as u32 + limits.in_capsule_bytes,
             // OFCS: Disconnect deletes an I/O queue.
@@ -235,7 +241,15 @@ impl Controller {
         if namespaces.iter().all(|namespace| namespace.can_write_uncorrectable) {
             optional |= oncs::WRITE_UNCORRECTABLE;
         }
-        optional
+        optional & !self.limits.masked_oncs
+    }
+
+    /// Reservation capabilities of a namespace (RESCAP).
+    fn reservation_capabilities(&self, namespace: &SubsystemNamespace) -> u8 {
+        match self.limits.has_optional(oncs::RESERVATIONS) {
+            true => namespace.reservations.capabilities(),
+            false => 0,
+        }
     }
 
     fn identify_namespace(&self, namespace: &SubsystemNamespace) -> IdentifyNamespace {
@@ -255,9 +269,10 @@ impl Controller {
             dps: protection
                 .map_or(0, |protection| protection.kind.to_wire() | u8::from(protection.first) << 3),
             nmic: 1,
-            rescap: namespace.reservations.capabilities(),
+            rescap: self.reservation_capabilities(namespace),
             dlfeat: if namespace.can_unmap {
-                dlfeat::READS_ZERO | if namespace.can_write_zeroes { dlfeat::WRITE_ZEROES } else { 0 }
+                let zeroes = namespace.can_write_zeroes && self.limits.has_optional(oncs::WRITE_ZEROES);
+                dlfeat::READS_ZERO | if zeroes { dlfeat::WRITE_ZEROES } else { 0 }
             } else {
                 0
             },
@@ -278,7 +293,7 @@ impl Controller {
         NamespaceIndependent {
             nsfeat: if namespace.volatile_cache { 0 } else { NamespaceIndependent::NO_VOLATILE_CACHE },
             nmic: 1,
-            rescap: namespace.reservations.capabilities(),
+            rescap: self.reservation_capabilities(namespace),
             anagrpid: self.ana_group(namespace),
             nsattr: namespace.read_only.into(),
             nstat: NamespaceIndependent::READY,

@@ -6,14 +6,14 @@ use block_io::Status;
 use wire_nvme::admin::GetLogPage;
 use wire_nvme::log::{
     AnaGroup, AnaLog, CommandEffects, CommandEffectsLog, ErrorEntry, FeatureEffects, FeatureEffectsLog,
-    FirmwareSlots, HealthLog, LogId, SupportedLogPage, SupportedLogPages,
+    FirmwareSlots, HealthLog, LogId, SupportedLogPage, SupportedLogPages, discovery_option,
 };
 use wire_nvme::opcode::{AdminOpcode, NvmOpcode};
 use wire_nvme::{NSID_ALL, Sqe, identify};
 
 use super::identify::{EFFECT_FREE_COMMANDS, FIRMWARE, QUEUE_COMMANDS};
 use super::{AdminResult, Controller, features};
-use crate::{ControllerLimits, INVALID_FIELD, Subsystem, SubsystemKind};
+use crate::{ControllerLimits, INVALID_FIELD, Subsystem, SubsystemKind, io};
 
 /// The reported composite temperature in kelvins, a constant 20 °C: there is no sensor.
 pub(super) const TEMPERATURE_KELVINS: u16 = 293;
@@ -66,8 +66,8 @@ impl ErrorLog {
 }
 
 /// The log pages that a controller supports (Base 2.0, section 3.1.2: log page support).
-fn supported_log_pages(kind: SubsystemKind, ana: bool) -> Vec<LogId> {
-    match kind {
+fn supported_log_pages(subsystem: &Subsystem, limits: &ControllerLimits) -> Vec<LogId> {
+    match subsystem.kind {
         SubsystemKind::Discovery => vec![LogId::SupportedLogPages, LogId::FeatureEffects, LogId::Discovery],
         SubsystemKind::Nvm => {
             let mut pages = vec![
@@ -78,9 +78,10 @@ fn supported_log_pages(kind: SubsystemKind, ana: bool) -> Vec<LogId> {
                 LogId::ChangedNamespaces,
                 LogId::CommandEffects,
                 LogId::FeatureEffects,
-                LogId::ReservationNotification,
             ];
-            pages.extend(ana.then_some(LogId::Ana));
+            let reservations = limits.has_optional(identify::oncs::RESERVATIONS);
+            pages.extend(reservations.then_some(LogId::ReservationNotification));
+            pages.extend(subsystem.ana_reporting.then_some(LogId::Ana));
             pages
         }
     }
@@ -89,7 +90,7 @@ fn supported_log_pages(kind: SubsystemKind, ana: bool) -> Vec<LogId> {
 impl Controller {
     pub(super) fn get_log_page(&mut self, sqe: &Sqe) -> AdminResult {
         let command = GetLogPage::from_sqe(sqe);
-        let pages = supported_log_pages(self.view.kind, self.view.ana_reporting);
+        let pages = supported_log_pages(&self.view, &self.limits);
         let page = LogId::from_wire(command.lid).filter(|page| pages.contains(page));
         let page = page.ok_or(Status::INVALID_LOG_PAGE.do_not_retry())?;
         // The offset is in bytes and dword aligned. No page supports index offsets.
@@ -117,12 +118,13 @@ impl Controller {
                 }
                 command_effects(&self.limits, &self.view)
             }
-            LogId::FeatureEffects => feature_effects(&self.view, self.limits.memory_based),
+            LogId::FeatureEffects => feature_effects(&self.view, &self.limits),
             LogId::Ana => self.ana_page(command.specific & AnaLog::GROUPS_ONLY != 0),
             LogId::ReservationNotification => self.notifications.page(),
             LogId::Discovery => {
                 let entries_max = self.limits.admin_queue_entries_max as u16;
-                self.discovery.page(self.hostnqn(), &self.port.address, entries_max)
+                let extended = command.specific & discovery_option::EXTENDED != 0;
+                self.discovery.page(self.hostnqn(), &self.port.address, entries_max, extended)
             }
             _ => return Err(Status::INVALID_LOG_PAGE.do_not_retry()),
         };
@@ -216,6 +218,10 @@ fn supported_pages_log(pages: &[LogId]) -> Vec<u8> {
     for page in pages {
         log.0[usize::from(page.to_wire())].supported = true;
     }
+    let discovery = &mut log.0[usize::from(LogId::Discovery.to_wire())];
+    if discovery.supported {
+        discovery.specific = discovery_option::EXTENDED.into();
+    }
     let mut page = vec![0; SupportedLogPages::SIZE];
     log.encode(sized(&mut page));
     page
@@ -254,14 +260,18 @@ fn command_effects(limits: &ControllerLimits, subsystem: &Subsystem) -> Vec<u8> 
     {
         log.io[usize::from(opcode.to_wire())] = CommandEffects::CHANGES_BLOCKS;
     }
+    for opcode in NvmOpcode::ALL.iter().filter(|opcode| !limits.has_optional(io::optional_command(**opcode)))
+    {
+        log.io[usize::from(opcode.to_wire())] = CommandEffects::default();
+    }
     let mut page = vec![0; CommandEffectsLog::SIZE];
     log.encode(sized(&mut page));
     page
 }
 
-fn feature_effects(subsystem: &Subsystem, memory_based: bool) -> Vec<u8> {
+fn feature_effects(subsystem: &Subsystem, limits: &ControllerLimits) -> Vec<u8> {
     let mut log = FeatureEffectsLog([FeatureEffects::default(); 256]);
-    for feature in features::supported_features(subsystem, memory_based) {
+    for feature in features::supported_features(subsystem, limits) {
         log.0[usize::from(feature.to_wire())] = FeatureEffects {
             supported: true,
             scope: FeatureEffects::CONTROLLER,

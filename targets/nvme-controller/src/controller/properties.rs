@@ -5,12 +5,12 @@ use wire_nvme::Sqe;
 use wire_nvme::fabrics::{PropertyGet, PropertySet};
 use wire_nvme::registers::{
     Arbitration, CommandSets, ControllerCapabilities, ControllerConfiguration, ControllerStatus, NvmeVersion,
-    ShutdownNotification, ShutdownStatus, offset,
+    SUBSYSTEM_RESET, ShutdownNotification, ShutdownStatus, offset,
 };
 
 use super::{AdminResponse, AdminResult};
 use crate::limits::PAGE_LOG2;
-use crate::{ControllerAssociation, ControllerLimits, INVALID_FIELD, SubsystemKind};
+use crate::{ControllerAssociation, ControllerLimits, INVALID_FIELD, Subsystem, SubsystemKind};
 
 /// The version of the base specification (VS).
 pub(super) const VERSION: NvmeVersion = NvmeVersion::new(2, 0, 0);
@@ -27,17 +27,19 @@ pub(super) struct Properties {
     kind: SubsystemKind,
 }
 
-/// The action that a write to CC requires of the controller.
+/// The action that a write to CC or NSSR requires of the controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ConfigurationChange {
     None,
     Enabled,
     Reset,
     Shutdown,
+    /// A Controller Level Reset of every controller of the subsystem, this one included.
+    SubsystemReset,
 }
 
 impl Properties {
-    pub(super) fn new(limits: &ControllerLimits, kind: SubsystemKind) -> Properties {
+    pub(super) fn new(limits: &ControllerLimits, subsystem: &Subsystem) -> Properties {
         Properties {
             capabilities: ControllerCapabilities {
                 queue_entries_max: limits.io_queue_entries_max,
@@ -45,7 +47,7 @@ impl Properties {
                 arbitration: 0,
                 ready_timeout_500ms: READY_TIMEOUT_500MS,
                 doorbell_stride_log2: 0,
-                subsystem_reset: false,
+                subsystem_reset: subsystem.subsystem_reset,
                 nvm_command_set: true,
                 io_command_sets: false,
                 no_io_command_set: false,
@@ -60,7 +62,7 @@ impl Properties {
             },
             configuration: ControllerConfiguration::RESET,
             status: ControllerStatus::RESET,
-            kind,
+            kind: subsystem.kind,
         }
     }
 
@@ -81,11 +83,17 @@ impl Properties {
         let shutting_down = self.status.shutdown == ShutdownStatus::Occurring;
         if (resetting || shutting_down) && association.queues().is_empty() {
             if resetting {
-                self.status = ControllerStatus::RESET;
+                self.status = self.reset_status();
             } else {
                 self.status.shutdown = ShutdownStatus::Complete;
             }
         }
+    }
+
+    /// CSTS after a reset: only a host clears NSSRO.
+    fn reset_status(&self) -> ControllerStatus {
+        let subsystem_reset_occurred = self.status.subsystem_reset_occurred;
+        ControllerStatus { subsystem_reset_occurred, ..ControllerStatus::RESET }
     }
 
     /// Property Get (Base 2.0, section 6.5).
@@ -94,6 +102,7 @@ impl Properties {
         let value = match (offset, wide) {
             (offset::CAP, true) => self.capabilities.encode(),
             (offset::VS | offset::CC | offset::CSTS | offset::CRTO, false) => self.read(offset).into(),
+            (offset::NSSR, false) if self.capabilities.subsystem_reset => self.read(offset).into(),
             _ => return Err(INVALID_FIELD),
         };
         AdminResponse::with_result(value)
@@ -114,17 +123,44 @@ impl Properties {
         }
     }
 
-    /// Property Set (Base 2.0, section 6.6). Only CC is writable.
+    /// Property Set (Base 2.0, section 6.6). Only CC is writable, and with NVM Subsystem Reset CSTS and NSSR.
     pub(super) fn set(
         &mut self,
         sqe: &Sqe,
         association: &ControllerAssociation,
     ) -> Result<ConfigurationChange, Status> {
         let property = PropertySet::from_sqe(sqe).map_err(|_| INVALID_FIELD)?;
-        if property.offset != offset::CC || property.wide {
-            return Err(INVALID_FIELD);
+        let value = property.value as u32;
+        match property.offset {
+            _ if property.wide => Err(INVALID_FIELD),
+            offset::CC => self.write_cc(value, association),
+            offset::CSTS | offset::NSSR if self.capabilities.subsystem_reset => {
+                Ok(self.write_reset_register(property.offset, value))
+            }
+            _ => Err(INVALID_FIELD),
         }
-        self.write_cc(property.value as u32, association)
+    }
+
+    /// Writes NSSR (Base 2.0, section 3.1.3.9), or CSTS, in which a 1 clears NSSRO. Neither has an effect
+    /// without NVM Subsystem Reset.
+    pub(super) fn write_reset_register(&mut self, at: u32, value: u32) -> ConfigurationChange {
+        match at {
+            offset::NSSR if self.capabilities.subsystem_reset && value == SUBSYSTEM_RESET => {
+                return ConfigurationChange::SubsystemReset;
+            }
+            offset::CSTS if value & ControllerStatus::NSSRO != 0 => {
+                self.status.subsystem_reset_occurred = false;
+            }
+            _ => {}
+        }
+        ConfigurationChange::None
+    }
+
+    /// An NVM Subsystem Reset: a Controller Level Reset that CSTS reports (Base 2.0, section 3.7.1).
+    pub(super) fn subsystem_reset(&mut self, association: &ControllerAssociation) -> ConfigurationChange {
+        self.status.subsystem_reset_occurred = true;
+        let cleared = self.write_cc(ControllerConfiguration::RESET.encode(), association);
+        cleared.unwrap_or(ConfigurationChange::None)
     }
 
     /// Writes CC.
@@ -146,7 +182,7 @@ impl Properties {
                 ConfigurationChange::None
             }
             (false, true) => {
-                self.status = ControllerStatus { ready: true, ..ControllerStatus::RESET };
+                self.status = ControllerStatus { ready: true, ..self.reset_status() };
                 ConfigurationChange::Enabled
             }
             (true, false) => {

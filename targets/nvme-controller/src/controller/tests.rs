@@ -16,6 +16,7 @@ use crate::harness::{LINUX_CC, connect_sqe, discovery, host, property_set, subsy
 use crate::{Harness, SubsystemListener, SubsystemNamespace};
 
 mod events;
+mod options;
 mod reports;
 mod states;
 

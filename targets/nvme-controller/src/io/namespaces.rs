@@ -9,6 +9,7 @@ use wire_nvme::log::AnaState;
 use wire_nvme::protection::MetadataFormat;
 
 use super::{CONFLICT, IoOp, IoPlan};
+use crate::limits::PAGE_LOG2;
 use crate::reservation::{self, DenyMask, NamespaceReservations, Requester, access};
 use crate::subsystem::NamespaceIdentity;
 use crate::{ControllerAssociation, ControllerDirectory, ControllerLimits, Subsystem};
@@ -32,6 +33,11 @@ pub struct NamespaceTable {
     pub(super) transfer_max_bytes: u32,
     pub(super) memory_based: bool,
     pub(super) compare_and_write: bool,
+    // Bits of ONCS whose commands are rejected.
+    pub(super) masked_oncs: u16,
+    // Most bytes of a Write Zeroes, and most blocks of a range that is deallocated.
+    pub(super) write_zeroes_max_bytes: u64,
+    pub(super) unmap_range_max_blocks: u32,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -177,6 +183,15 @@ impl NamespaceTable {
             transfer_max_bytes: limits.transfer_max_bytes,
             memory_based: limits.memory_based,
             compare_and_write: limits.compare_and_write,
+            masked_oncs: limits.masked_oncs,
+            write_zeroes_max_bytes: match subsystem.write_zeroes_max_log2 {
+                0 => u64::MAX,
+                log2 => 1u64.checked_shl(u32::from(PAGE_LOG2) + u32::from(log2)).unwrap_or(u64::MAX),
+            },
+            unmap_range_max_blocks: match subsystem.unmap_range_max_blocks {
+                0 => u32::MAX,
+                blocks => blocks,
+            },
         }
     }
 

@@ -120,15 +120,21 @@ impl TargetState {
         let subsystem = configured.map(|configured| &*configured.subsystem);
         let referrals_changed = !Arc::ptr_eq(&self.referrals, &self.published_referrals);
         if ports_changed || referrals_changed || !is_same_in_discovery(previous.as_deref(), subsystem) {
-            self.generation += 1;
             self.published_referrals = self.referrals.clone();
-            let (ports, subsystems) = (self.ports.clone(), snapshot.subsystems.clone());
-            let referrals = self.referrals.clone();
-            let records = move || discovery_records(&ports, &subsystems, &referrals);
-            snapshot.discovery = Arc::new(DiscoveryLog::new(self.generation, records));
+            snapshot.discovery = self.next_discovery_log(&snapshot);
         }
         self.published = Arc::new(snapshot);
         self.published.clone()
+    }
+
+    /// A discovery log of the next generation.
+    pub(super) fn next_discovery_log(&mut self, snapshot: &ConfigSnapshot) -> Arc<DiscoveryLog> {
+        self.generation += 1;
+        let (ports, subsystems) = (self.ports.clone(), snapshot.subsystems.clone());
+        let referrals = self.referrals.clone();
+        let records = move || discovery_records(&ports, &subsystems, &referrals);
+        let log = DiscoveryLog::new(self.generation, records);
+        Arc::new(log.with_filter(snapshot.options.discovery_filter))
     }
 }
 
@@ -148,24 +154,29 @@ fn discovery_records(
             false => AllowedHosts::Only(subsystem.hosts.clone()),
         };
         let ports = ports.iter().filter(|port| subsystem.listens_on(port.portid));
-        ports.map(move |port| (subsystem.nqn.clone(), SubsystemType::Nvm, port, hosts.clone()))
+        ports.filter_map(move |port| {
+            let admin_label = subsystem.admin_label.clone();
+            let record = port_record(port, subsystem.nqn.clone(), SubsystemType::Nvm)?;
+            Some(DiscoveryRecord { hosts: hosts.clone(), admin_label, ..record })
+        })
     });
-    let service =
-        ports.iter().map(|port| (Nqn::discovery(), SubsystemType::CurrentDiscovery, port, AllowedHosts::Any));
-    let mut records = Vec::new();
-    for (subnqn, subtype, port, hosts) in service.chain(nvm) {
-        let Some(address) = port.kind.discovery_address(&port.address) else { continue };
-        records.push(DiscoveryRecord {
-            subnqn,
-            subtype,
-            address,
-            portid: port.portid,
-            secure_channel: port.secure,
-            hosts,
-        });
-    }
+    let service = |port| port_record(port, Nqn::discovery(), SubsystemType::CurrentDiscovery);
+    let mut records: Vec<DiscoveryRecord> = ports.iter().filter_map(service).chain(nvm).collect();
     records.extend(referrals.iter().map(Referral::record));
     records
+}
+
+/// The record of a port, for every host; `None` if hosts do not find it by discovery.
+fn port_record(port: &ListenPort, subnqn: Nqn, subtype: SubsystemType) -> Option<DiscoveryRecord> {
+    Some(DiscoveryRecord {
+        subnqn,
+        subtype,
+        address: port.kind.discovery_address(&port.address)?,
+        portid: port.portid,
+        secure_channel: port.secure,
+        hosts: AllowedHosts::Any,
+        admin_label: None,
+    })
 }
 
 impl ConfiguredSubsystem {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use reactor::ReactorHandle;
 use sockets::{SendStats, ServerNetwork};
 
 use super::{HostKeyNames, ListenAddress, NvmfTarget, Uuid};
@@ -40,6 +41,14 @@ pub struct SubsystemInfo {
     pub max_cntlid: u16,
     /// Asymmetric Namespace Access (ANA) is reported.
     pub ana_reporting: bool,
+    /// Most blocks of a range of Dataset Management (DMRSL); 0 for no limit.
+    pub dmrsl: u32,
+    /// Most bytes of a Write Zeroes as a power of two of 4 KiB (WZSL); 0 for no limit.
+    pub wzsl: u8,
+    /// A host may reset all controllers of the subsystem (NSSR).
+    pub enable_nssr: bool,
+    /// Text in extended entries of the discovery log.
+    pub admin_label: Option<String>,
 }
 
 /// A namespace as it is configured.
@@ -112,9 +121,11 @@ pub struct TransportStats {
     pub reactors: Vec<Counters>,
 }
 
-/// Distribution of connections over the reactors.
+/// Distribution of connections over the reactors that have poll groups.
 #[derive(Clone, Debug, Default)]
 pub struct TargetStats {
+    /// Index of each of these reactors.
+    pub reactors: Vec<usize>,
     /// For each reactor: admin queues, I/O queues, and connections before Connect.
     pub groups: Vec<(usize, usize, usize)>,
     /// For each reactor: what its queues have done, those that have closed included.
@@ -189,6 +200,10 @@ impl<N: ServerNetwork> NvmfTarget<N> {
             min_cntlid: 1,
             max_cntlid: 0xffef,
             ana_reporting: false,
+            dmrsl: 0,
+            wzsl: 0,
+            enable_nssr: false,
+            admin_label: None,
         }];
         all.extend(state.subsystems.iter().map(|(nqn, configured)| {
             let subsystem = &configured.subsystem;
@@ -230,6 +245,10 @@ impl<N: ServerNetwork> NvmfTarget<N> {
                 min_cntlid: subsystem.cntlid_min,
                 max_cntlid: subsystem.cntlid_max,
                 ana_reporting: subsystem.ana_reporting,
+                dmrsl: subsystem.unmap_range_max_blocks,
+                wzsl: subsystem.write_zeroes_max_log2,
+                enable_nssr: subsystem.subsystem_reset,
+                admin_label: subsystem.admin_label.clone(),
             }
         }));
         all
@@ -267,10 +286,11 @@ impl<N: ServerNetwork> NvmfTarget<N> {
         }
         let mut qpairs = Vec::new();
         let state = self.lock()?;
+        let reactors = self.poll_group_reactors(&state);
         for transport in state.transports.values() {
-            for (core, queues) in transport.queues()?.into_iter().enumerate() {
+            for (reactor, queues) in reactors.iter().zip(transport.queues()?) {
                 let ours = queues.open.into_iter().filter(|queue| queue.subnqn.as_ref() == Some(&nqn));
-                qpairs.extend(ours.filter_map(|queue| QpairInfo::new(core, queue)));
+                qpairs.extend(ours.filter_map(|queue| QpairInfo::new(reactor.index(), queue)));
             }
         }
         Ok(qpairs)
@@ -278,13 +298,14 @@ impl<N: ServerNetwork> NvmfTarget<N> {
 
     /// Distribution of connections over the reactors. Asks every poll group.
     pub fn stats(&self) -> Result<TargetStats, crate::NvmfTargetError> {
-        let reactors = self.0.reactors();
+        let state = self.lock()?;
+        let reactors = self.poll_group_reactors(&state);
         let mut stats = TargetStats {
+            reactors: reactors.iter().map(ReactorHandle::index).collect(),
             groups: vec![(0, 0, 0); reactors.len()],
             totals: vec![PollGroupTotals::default(); reactors.len()],
             ..TargetStats::default()
         };
-        let state = self.lock()?;
         for transport in state.transports.values() {
             let groups = stats.groups.iter_mut().zip(&mut stats.totals);
             for ((group, totals), queues) in groups.zip(transport.queues()?) {
@@ -292,7 +313,7 @@ impl<N: ServerNetwork> NvmfTarget<N> {
             }
         }
         for (position, created) in &state.transports {
-            let reactors = created.counters(reactors, &mut stats)?;
+            let reactors = created.counters(&reactors, &mut stats)?;
             let trtype = transports::TRANSPORTS.get(*position).map_or("", |kind| kind.name());
             stats.transports.push(TransportStats { trtype, reactors });
         }

@@ -74,6 +74,7 @@ impl Referral {
             portid: 0,
             secure_channel: self.secure_channel,
             hosts: AllowedHosts::Any,
+            admin_label: None,
         }
     }
 }

@@ -7,7 +7,7 @@ use sockets::ServerNetwork;
 use super::{NvmfTarget, TargetState};
 use crate::address::ListenAddress;
 use crate::failure::NvmfTargetError;
-use crate::transport::{Transport, TransportConfig, TransportKind, TransportParts};
+use crate::transport::{MaskedCommands, Transport, TransportConfig, TransportKind, TransportParts};
 use crate::transports;
 
 impl<N: ServerNetwork> NvmfTarget<N> {
@@ -17,12 +17,14 @@ impl<N: ServerNetwork> NvmfTarget<N> {
     /// # Errors
     /// An option is out of range, or the transport exists.
     pub fn create_transport(&self, config: impl TransportConfig<N>) -> Result<(), NvmfTargetError> {
-        self.create_transport_with(&config)
+        self.create_transport_with(&config, MaskedCommands::default())
     }
 
+    /// As [`create_transport`](Self::create_transport); its controllers do not have the masked commands.
     pub(crate) fn create_transport_with(
         &self,
         config: &dyn TransportConfig<N>,
+        masked: MaskedCommands,
     ) -> Result<(), NvmfTargetError> {
         config.check()?;
         let kind = config.kind();
@@ -33,11 +35,14 @@ impl<N: ServerNetwork> NvmfTarget<N> {
         }
         let parts = TransportParts {
             registry: self.0.registry(),
-            reactors: self.0.reactors(),
+            reactors: &self.poll_group_reactors(&state),
+            masked,
             publisher: self.0.publisher(),
             directory: self.0.shared(),
         };
-        state.transports.insert(position, config.start(&parts)?);
+        let transport = config.start(&parts)?;
+        state.transports.insert(position, transport);
+        state.masked.insert(position, masked);
         // Each core has just answered; the groups read the latest snapshot in their first poll.
         self.wait_applied(self.0.publisher().generation())
     }
@@ -62,14 +67,15 @@ impl<N: ServerNetwork> NvmfTarget<N> {
         Ok(port.zip(state.transport_of()).map(|(port, transport)| run(transport, port.portid)))
     }
 
-    /// The parameters of the transports that are created, each with its `trtype`.
-    pub(crate) fn transports(&self) -> Vec<control::json::Value> {
+    /// The parameters of the transports that are created, each with its `trtype`, and the commands that its
+    /// controllers do not have.
+    pub(crate) fn transports(&self) -> Vec<(control::json::Value, MaskedCommands)> {
         let state = self.lock_any();
         let options = state.transports.iter().filter_map(|(position, transport)| {
             let mut options = transport.options();
             options.insert("trtype".to_string(), transports::TRANSPORTS.get(*position)?.name().into());
             options.insert("dif_insert_or_strip".to_string(), state.hides_metadata.into());
-            Some(options.into())
+            Some((options.into(), state.masked.get(position).copied().unwrap_or_default()))
         });
         options.collect()
     }

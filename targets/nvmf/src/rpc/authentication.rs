@@ -2,10 +2,10 @@
 
 use control::json::{Value, json};
 use control::{Method, RpcError};
-use nvme_auth::{AuthKey, AuthOptions, AuthOptionsError, TlsKey};
+use nvme_auth::{AuthKey, TlsKey};
 
 use super::parameters::TargetName;
-use super::{NvmfModule, SUBSYSTEM};
+use crate::module::{NvmfModule, SUBSYSTEM};
 use crate::{HostKeys, HostPsk, NvmfTarget};
 
 pub(super) fn methods() -> Vec<Method<NvmfModule>> {
@@ -31,14 +31,6 @@ pub(super) fn methods() -> Vec<Method<NvmfModule>> {
                 "true",
             )
             .errors(SUBSYSTEM),
-        Method::update("nvmf_set_config", set_config)
-            .at_any_stage()
-            .canonical(canonical_config)
-            .text(
-                "Sets the digests and groups that hosts may authenticate with from now on. The strongest that a host \
-                 has too are selected.",
-                "true",
-            ),
     ]
 }
 
@@ -100,13 +92,19 @@ fn keys_of(
     }
 }
 
-/// The names of a change, and the keys.
-type PreparedKeys = (String, String, Option<HostKeys>);
+/// The target and the names of a change, and the keys.
+struct PreparedKeys {
+    target: NvmfTarget,
+    nqn: String,
+    host: String,
+    keys: Option<HostKeys>,
+}
 
 fn prepare_add(module: &NvmfModule, params: AddHost) -> Result<(PreparedKeys, Option<HostPsk>), RpcError> {
     let psk = without_empty(params.psk).map(|name| psk_of(module, &name)).transpose()?;
     let keys = keys_of(module, params.dhchap_key, params.dhchap_ctrlr_key)?;
-    Ok(((params.nqn, params.host, keys), psk))
+    let target = params.tgt_name.find(module)?;
+    Ok((PreparedKeys { target, nqn: params.nqn, host: params.host, keys }, psk))
 }
 
 /// Reads the key of a host for TLS.
@@ -118,98 +116,26 @@ fn psk_of(module: &NvmfModule, name: &str) -> Result<HostPsk, RpcError> {
     Ok(HostPsk { key, configured })
 }
 
-fn add_host(
-    module: &NvmfModule,
-    ((nqn, host, keys), psk): (PreparedKeys, Option<HostPsk>),
-) -> Result<bool, RpcError> {
+fn add_host(_: &NvmfModule, (prepared, psk): (PreparedKeys, Option<HostPsk>)) -> Result<bool, RpcError> {
+    let PreparedKeys { target, nqn, host, keys } = prepared;
     match (keys, psk) {
-        (keys, Some(psk)) => module.target.add_host_with_psk(&nqn, &host, psk, keys)?,
-        (Some(keys), None) => module.target.add_host_with_keys(&nqn, &host, keys)?,
-        (None, None) => module.target.add_host(&nqn, &host)?,
+        (keys, Some(psk)) => target.add_host_with_psk(&nqn, &host, psk, keys)?,
+        (Some(keys), None) => target.add_host_with_keys(&nqn, &host, keys)?,
+        (None, None) => target.add_host(&nqn, &host)?,
     }
     Ok(true)
 }
 
 fn prepare_set(module: &NvmfModule, params: SetKeys) -> Result<PreparedKeys, RpcError> {
-    Ok((params.nqn, params.host, keys_of(module, params.dhchap_key, params.dhchap_ctrlr_key)?))
+    let keys = keys_of(module, params.dhchap_key, params.dhchap_ctrlr_key)?;
+    let target = params.tgt_name.find(module)?;
+    Ok(PreparedKeys { target, nqn: params.nqn, host: params.host, keys })
 }
 
-fn set_keys(module: &NvmfModule, (nqn, host, keys): PreparedKeys) -> Result<bool, RpcError> {
-    module.target.set_host_keys(&nqn, &host, keys)?;
+fn set_keys(_: &NvmfModule, prepared: PreparedKeys) -> Result<bool, RpcError> {
+    let PreparedKeys { target, nqn, host, keys } = prepared;
+    target.set_host_keys(&nqn, &host, keys)?;
     Ok(true)
-}
-
-control::parameters! {
-    /// Admin commands that SPDK may pass to an NVMe device below.
-    struct AdminPassthrough {}
-    only {
-        identify_ctrlr: bool = false,
-        identify_uuid_list: bool = false,
-        get_log_page: bool = false,
-        get_set_features: bool = false,
-        sanitize: bool = false,
-        security_send_recv: bool = false,
-        fw_update: bool = false,
-        nvme_mi: bool = false,
-        vendor_specific: bool = false,
-    }
-}
-
-control::parameters! {
-    struct NvmfConfig {
-        /// Nothing is passed through
-        admin_cmd_passthru: Option<AdminPassthrough>,
-        /// Digests: sha256, sha384, sha512; without, they stay
-        dhchap_digests: Option<Vec<String>>,
-        /// Groups: null, ffdhe2048, ffdhe3072, ffdhe4096, ffdhe6144, ffdhe8192; without, they stay
-        dhchap_dhgroups: Option<Vec<String>>,
-    }
-    only {
-        discovery_filters: Vec<String> = vec![],
-        dup_host_policy: String = "allow".to_string(),
-    }
-    one_of { discovery_filter: String = ["match_any".to_string()], poll_groups_mask: String = [String::new()] }
-}
-
-/// As it is saved: all digests and groups, in order.
-fn canonical_config(_: &NvmfModule, params: &mut NvmfConfig) -> Result<(), RpcError> {
-    let options = options_of(AuthOptions::default(), params)?;
-    params.admin_cmd_passthru = None;
-    (params.dhchap_digests, params.dhchap_dhgroups) =
-        (Some(options.hash_names()), Some(options.group_names()));
-    Ok(())
-}
-
-fn set_config(module: &NvmfModule, params: NvmfConfig) -> Result<bool, RpcError> {
-    let options = options_of(module.target.auth_options(), &params)?;
-    if options != module.target.auth_options() {
-        module.target.set_auth_options(options)?;
-    }
-    Ok(true)
-}
-
-/// The options with those of a call.
-fn options_of(mut options: AuthOptions, params: &NvmfConfig) -> Result<AuthOptions, RpcError> {
-    let invalid = |name: &str, error: AuthOptionsError| RpcError::invalid_params(format!("{name}: {error}"));
-    if let Some(names) = &params.dhchap_digests {
-        options.hashes =
-            AuthOptions::parse_hashes(names).map_err(|error| invalid("dhchap_digests", error))?;
-    }
-    if let Some(names) = &params.dhchap_dhgroups {
-        options.groups =
-            AuthOptions::parse_groups(names).map_err(|error| invalid("dhchap_dhgroups", error))?;
-    }
-    Ok(options)
-}
-
-/// The call that sets the options again, unless they are the default.
-pub(super) fn calls(target: &NvmfTarget) -> Option<Value> {
-    let options = target.auth_options();
-    (options != AuthOptions::default()).then(|| {
-        let params =
-            json!({ "dhchap_digests": options.hash_names(), "dhchap_dhgroups": options.group_names() });
-        json!({ "method": "nvmf_set_config", "params": params })
-    })
 }
 
 /// A host of a subsystem with the names of its keys, as SPDK describes it: under the key `nqn` or `host`.

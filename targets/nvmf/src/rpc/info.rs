@@ -4,20 +4,19 @@ use std::sync::LazyLock;
 
 use bdev::Uuid;
 use control::json::{Value, json};
-use control::{Method, NoParameters, RpcError, thread_name, tick_rate};
+use control::{Method, RpcError, thread_name, tick_rate};
 use wire_nvme::log::AnaState;
 
 use super::authentication::describe_host;
-use super::parameters::{AnaStateName, TargetName};
-use super::{ByNqn, NvmfModule, SUBSYSTEM};
+use super::parameters::{AnaStateName, ByNqn, TargetName};
+use super::transports;
+use crate::module::{NvmfModule, SUBSYSTEM};
 use crate::transports::TRANSPORTS;
 use crate::{ListenAddress, NvmfTarget, QpairInfo, SubsystemInfo, TargetControllerInfo, TransportStats};
 
 pub(super) fn methods() -> Vec<Method<NvmfModule>> {
     const MISSING: &[(i64, &str)] = &[(RpcError::ENODEV, "there is no such subsystem")];
     vec![
-        Method::query("nvmf_get_targets", |_: &NvmfModule, _: NoParameters| Ok::<_, RpcError>(["nvmf_tgt"]))
-            .text("Lists the targets: there is one.", "array of names"),
         Method::query("nvmf_get_transports", get_transports)
             .text("Describes the transports.", "array of their parameters")
             .errors(&[(RpcError::ENODEV, "there is no such transport")]),
@@ -56,8 +55,8 @@ static STATS_TEXT: LazyLock<String> = LazyLock::new(|| {
 /// The calls that recreate the target's present configuration, for `save_config`.
 pub(super) fn calls(target: &NvmfTarget) -> Vec<Value> {
     let call = |method: &str, params: Value| json!({ "method": method, "params": params });
-    let mut calls: Vec<Value> =
-        target.transports().into_iter().map(|config| call("nvmf_create_transport", config)).collect();
+    let transports = transports::describe(target).into_iter();
+    let mut calls: Vec<Value> = transports.map(|config| call("nvmf_create_transport", config)).collect();
     let referrals = target.referrals();
     calls.extend(
         referrals.iter().map(|one| call("nvmf_discovery_add_referral", super::referrals::describe(one))),
@@ -101,7 +100,7 @@ pub(super) fn calls(target: &NvmfTarget) -> Vec<Value> {
 }
 
 fn subsystem_params(subsystem: &SubsystemInfo) -> Value {
-    json!({
+    let mut params = json!({
         "nqn": subsystem.nqn,
         "allow_any_host": subsystem.allow_any_host,
         "serial_number": subsystem.serial_number,
@@ -110,7 +109,14 @@ fn subsystem_params(subsystem: &SubsystemInfo) -> Value {
         "min_cntlid": subsystem.min_cntlid,
         "max_cntlid": subsystem.max_cntlid,
         "ana_reporting": subsystem.ana_reporting,
-    })
+        "dmrsl": subsystem.dmrsl,
+        "wzsl": subsystem.wzsl,
+        "enable_nssr": subsystem.enable_nssr,
+    });
+    if let Some(label) = &subsystem.admin_label {
+        params["admin_label"] = json!(label);
+    }
+    params
 }
 
 /// Namespaces as parameters of `nvmf_subsystem_add_ns`.
@@ -167,7 +173,7 @@ control::parameters! {
 }
 
 fn get_transports(module: &NvmfModule, params: GetTransports) -> Result<Vec<Value>, RpcError> {
-    let mut all = module.target.transports();
+    let mut all = transports::describe(&params.tgt_name.find(module)?);
     for one in &mut all {
         if let (Value::Object(one), Value::Object(fixed)) = (one, fixed_options()) {
             one.extend(fixed);
@@ -207,14 +213,15 @@ control::parameters! {
 }
 
 fn get_subsystems(module: &NvmfModule, params: GetSubsystems) -> Result<Vec<Value>, RpcError> {
+    let target = params.tgt_name.find(module)?;
     match params.nqn {
-        Some(nqn) => Ok(vec![describe(&find(module, &nqn)?)]),
-        None => Ok(module.target.subsystems().iter().map(describe).collect()),
+        Some(nqn) => Ok(vec![describe(&find(&target, &nqn)?)]),
+        None => Ok(target.subsystems().iter().map(describe).collect()),
     }
 }
 
-fn find(module: &NvmfModule, nqn: &str) -> Result<SubsystemInfo, RpcError> {
-    let found = module.target.subsystems().into_iter().find(|subsystem| subsystem.nqn == nqn);
+fn find(target: &NvmfTarget, nqn: &str) -> Result<SubsystemInfo, RpcError> {
+    let found = target.subsystems().into_iter().find(|subsystem| subsystem.nqn == nqn);
     found.ok_or_else(|| RpcError::new(RpcError::ENODEV, format!("there is no subsystem {nqn}")))
 }
 
@@ -234,8 +241,11 @@ fn describe(subsystem: &SubsystemInfo) -> Value {
         described["passthrough"] = json!(false);
         described["min_cntlid"] = json!(subsystem.min_cntlid);
         described["max_cntlid"] = json!(subsystem.max_cntlid);
-        described["dmrsl"] = json!(0);
-        described["wzsl"] = json!(0);
+        described["dmrsl"] = json!(subsystem.dmrsl);
+        described["wzsl"] = json!(subsystem.wzsl);
+        if let Some(label) = &subsystem.admin_label {
+            described["admin_label"] = json!(label);
+        }
         let namespaces = namespaces(subsystem).map(|mut namespace| {
             // SPDK has it in its saved configuration only.
             if let Some(object) = namespace.as_object_mut() {
@@ -251,8 +261,9 @@ fn describe(subsystem: &SubsystemInfo) -> Value {
 }
 
 fn get_controllers(module: &NvmfModule, params: ByNqn) -> Result<Vec<Value>, RpcError> {
-    let kind = if find(module, &params.nqn)?.discovery { "discovery" } else { "io" };
-    let controllers = module.target.controllers(&params.nqn)?;
+    let target = params.tgt_name.find(module)?;
+    let kind = if find(&target, &params.nqn)?.discovery { "discovery" } else { "io" };
+    let controllers = target.controllers(&params.nqn)?;
     let one = |controller: &TargetControllerInfo| {
         json!({
             "cntlid": controller.cntlid,
@@ -266,8 +277,9 @@ fn get_controllers(module: &NvmfModule, params: ByNqn) -> Result<Vec<Value>, Rpc
 }
 
 fn get_qpairs(module: &NvmfModule, params: ByNqn) -> Result<Vec<Value>, RpcError> {
-    find(module, &params.nqn)?;
-    let controllers = module.target.controllers(&params.nqn)?;
+    let target = params.tgt_name.find(module)?;
+    find(&target, &params.nqn)?;
+    let controllers = target.controllers(&params.nqn)?;
     let one = |qpair: &QpairInfo| {
         let controller = controllers.iter().find(|controller| controller.cntlid == qpair.cntlid);
         json!({
@@ -283,13 +295,14 @@ fn get_qpairs(module: &NvmfModule, params: ByNqn) -> Result<Vec<Value>, RpcError
             "errors": qpair.errors,
         })
     };
-    Ok(module.target.qpairs(&params.nqn)?.iter().map(one).collect())
+    Ok(target.qpairs(&params.nqn)?.iter().map(one).collect())
 }
 
 fn get_listeners(module: &NvmfModule, params: ByNqn) -> Result<Vec<Value>, RpcError> {
-    let subsystem = find(module, &params.nqn)?;
+    let target = params.tgt_name.find(module)?;
+    let subsystem = find(&target, &params.nqn)?;
     let one = |listener: &ListenAddress| {
-        let states = module.target.ana_states(&params.nqn, listener).unwrap_or_default();
+        let states = target.ana_states(&params.nqn, listener).unwrap_or_default();
         let first = states.first().map_or("optimized", |(_, state)| ana_name(*state));
         let mut described = json!({ "address": address(listener), "ana_state": first });
         if subsystem.ana_reporting {
@@ -307,8 +320,8 @@ control::parameters! {
     }
 }
 
-fn get_stats(module: &NvmfModule, _params: GetStats) -> Result<Value, RpcError> {
-    let stats = module.target.stats()?;
+fn get_stats(module: &NvmfModule, params: GetStats) -> Result<Value, RpcError> {
+    let stats = params.tgt_name.find(module)?.stats()?;
     let transport = |index: usize, transport: &TransportStats| {
         let mut described = json!({ "trtype": transport.trtype });
         for (name, count) in transport.reactors.get(index).into_iter().flatten() {
@@ -319,7 +332,7 @@ fn get_stats(module: &NvmfModule, _params: GetStats) -> Result<Value, RpcError> 
     let groups = stats.groups.iter().zip(&stats.totals).enumerate();
     let groups = groups.map(|(index, ((admin, io, unassociated), totals))| {
         json!({
-            "name": thread_name(index),
+            "name": thread_name(stats.reactors[index]),
             "admin_qpairs": totals.admin_queues,
             "io_qpairs": totals.io_queues,
             "current_admin_qpairs": admin,

@@ -3,9 +3,9 @@
 use control::json::Value;
 use control::{DecodeLog, Parameter, ParameterError, ParameterType, RpcError, TextOrNumber};
 
-use super::NvmfModule;
 use super::parameters::{AnaStateName, TargetName};
 use crate::ListenAddress;
+use crate::module::NvmfModule;
 use crate::transports::{self, TRANSPORTS};
 
 control::parameters! {
@@ -102,20 +102,20 @@ control::parameters! {
         /// Hosts have to use TLS 1.3, each with the `psk` that it was added with
         secure_channel: bool = false,
     }
-    only { numa_id: i32 = -1 }
+    only("namespaces of any NUMA node are served") { numa_id: i32 = -1 }
     ignored("sockets are the kernel's") { sock_impl }
 }
 
 pub(super) fn add_listener(module: &NvmfModule, params: AddListener) -> Result<bool, RpcError> {
-    let address = params.listen_address.into();
+    let (target, address) = (params.tgt_name.find(module)?, params.listen_address.into());
     let bound = match params.secure_channel {
-        true => module.target.add_secure_listener(&params.nqn, address)?,
-        false => module.target.add_listener(&params.nqn, address)?,
+        true => target.add_secure_listener(&params.nqn, address)?,
+        false => target.add_listener(&params.nqn, address)?,
     };
     if let Some(ana) = params.ana_state.filter(|ana| *ana != AnaStateName::Optimized) {
-        let set = module.target.set_ana_state(&params.nqn, bound.clone(), None, ana.into());
+        let set = target.set_ana_state(&params.nqn, bound.clone(), None, ana.into());
         if let Err(error) = set {
-            module.target.remove_listener(&params.nqn, bound)?;
+            target.remove_listener(&params.nqn, bound)?;
             return Err(error.into());
         }
     }
@@ -133,7 +133,7 @@ control::parameters! {
 }
 
 pub(super) fn remove_listener(module: &NvmfModule, params: RemoveListener) -> Result<bool, RpcError> {
-    module.target.remove_listener(&params.nqn, params.listen_address.into())?;
+    params.tgt_name.find(module)?.remove_listener(&params.nqn, params.listen_address.into())?;
     Ok(true)
 }
 
@@ -154,7 +154,7 @@ control::parameters! {
 pub(super) fn set_ana_state(module: &NvmfModule, params: SetAnaState) -> Result<bool, RpcError> {
     let state = params.ana_state.into();
     let group = Some(params.anagrpid).filter(|group| *group != 0);
-    module.target.set_ana_state(&params.nqn, params.listen_address.into(), group, state)?;
+    params.tgt_name.find(module)?.set_ana_state(&params.nqn, params.listen_address.into(), group, state)?;
     Ok(true)
 }
 
@@ -171,6 +171,6 @@ control::parameters! {
 }
 
 pub(super) fn set_ns_ana_group(module: &NvmfModule, params: SetNsAnaGroup) -> Result<bool, RpcError> {
-    module.target.set_ana_group(&params.nqn, params.nsid, params.anagrpid)?;
+    params.tgt_name.find(module)?.set_ana_group(&params.nqn, params.nsid, params.anagrpid)?;
     Ok(true)
 }

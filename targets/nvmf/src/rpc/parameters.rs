@@ -1,34 +1,57 @@
 //! Types of the parameters of several methods.
 
+use std::sync::Arc;
+
 use control::json::Value;
 use control::{DecodeLog, ParameterError, ParameterType, RpcError};
 use wire_nvme::log::AnaState;
 
-/// The target's name. There is one target, `nvmf_tgt`.
+use crate::NvmfTarget;
+use crate::module::{DEFAULT_TARGET, LimitedTarget, NvmfModule};
+
+/// The name of a target that exists; `None` for the one that always does.
 #[derive(Default)]
-pub(super) struct TargetName;
+pub(super) struct TargetName(Option<String>);
+
+impl TargetName {
+    /// The target.
+    ///
+    /// # Errors
+    /// There is none with this name.
+    pub(super) fn find(&self, module: &NvmfModule) -> Result<NvmfTarget, RpcError> {
+        Ok(self.limited(module)?.target.clone())
+    }
+
+    /// As a member of the parameters of a call; `None` for the target that always exists.
+    pub(super) fn to_member(&self) -> Option<(String, Value)> {
+        self.0.as_ref().map(|name| ("tgt_name".to_string(), name.as_str().into()))
+    }
+
+    /// The target with its limit.
+    ///
+    /// # Errors
+    /// As [`find`](Self::find).
+    pub(super) fn limited(&self, module: &NvmfModule) -> Result<Arc<LimitedTarget>, RpcError> {
+        module.named(self.0.as_deref())
+    }
+}
 
 impl ParameterType for TargetName {
     fn kind() -> String {
-        "`nvmf_tgt`".to_string()
+        format!("name of a target, `{DEFAULT_TARGET}` without")
     }
 
     fn decode(value: Value, log: &mut DecodeLog) -> Result<Self, ParameterError> {
-        match Option::<String>::decode(value, log)?.as_deref() {
-            None | Some("nvmf_tgt") => Ok(TargetName),
-            Some(name) => {
-                let message = format!("there is no target {name}; the only one is nvmf_tgt");
-                Err(ParameterError::with_code(RpcError::INTERNAL, message))
-            }
-        }
+        let name = Option::<String>::decode(value, log)?;
+        Ok(TargetName(name.filter(|name| name != DEFAULT_TARGET)))
     }
 
     fn encode(&self) -> Value {
-        Value::Null
+        self.0.encode()
     }
 
     fn absent() -> Option<Self> {
-        Some(TargetName)
+        Some(TargetName::default())
     }
 }
 
@@ -87,5 +110,13 @@ impl From<AnaState> for AnaStateName {
             AnaState::PersistentLoss => AnaStateName::PersistentLoss,
             AnaState::Change => AnaStateName::Change,
         }
+    }
+}
+
+control::parameters! {
+    pub(super) struct ByNqn {
+        /// Subsystem
+        pub(super) nqn: String,
+        pub(super) tgt_name: TargetName,
     }
 }

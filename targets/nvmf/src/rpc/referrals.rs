@@ -6,8 +6,8 @@ use control::{Method, RpcError};
 use super::info::address;
 use super::listeners::ListenAddressParameters;
 use super::parameters::TargetName;
-use super::{NvmfModule, UNRESPONSIVE};
 use crate::Referral;
+use crate::module::{NvmfModule, UNRESPONSIVE};
 
 const INVALID: (i64, &str) = (RpcError::INVALID_PARAMS, "the address or the NQN is not valid");
 
@@ -45,7 +45,11 @@ control::parameters! {
 
 fn add(module: &NvmfModule, params: AddReferral) -> Result<bool, RpcError> {
     let address = params.address.into();
-    module.target.add_referral(Referral::new(&address, params.subnqn.as_deref(), params.secure_channel)?)?;
+    params.tgt_name.find(module)?.add_referral(Referral::new(
+        &address,
+        params.subnqn.as_deref(),
+        params.secure_channel,
+    )?)?;
     Ok(true)
 }
 
@@ -60,7 +64,7 @@ control::parameters! {
 }
 
 fn remove(module: &NvmfModule, params: RemoveReferral) -> Result<bool, RpcError> {
-    module.target.remove_referral(&Referral::new(
+    params.tgt_name.find(module)?.remove_referral(&Referral::new(
         &params.address.into(),
         params.subnqn.as_deref(),
         false,
@@ -74,8 +78,8 @@ control::parameters! {
     }
 }
 
-fn get(module: &NvmfModule, _: GetReferrals) -> Result<Vec<Value>, RpcError> {
-    Ok(module.target.referrals().iter().map(describe).collect())
+fn get(module: &NvmfModule, params: GetReferrals) -> Result<Vec<Value>, RpcError> {
+    Ok(params.tgt_name.find(module)?.referrals().iter().map(describe).collect())
 }
 
 /// A referral as SPDK describes and saves it.

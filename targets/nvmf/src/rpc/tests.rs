@@ -9,11 +9,15 @@ use control::{ConfigFile, ControlPlane, DecodeLog, Keyring, KeyringModule, Param
 
 use super::*;
 
+mod options;
+mod targets;
+
 const NQN: &str = "nqn.2025-01.io.ringbolt:a";
 
 struct TestApp {
     _reactors: reactor::Reactors,
     app: Arc<ControlPlane>,
+    target: Arc<NvmfModule>,
 }
 
 fn machine() -> TestApp {
@@ -24,7 +28,7 @@ fn machine() -> TestApp {
     let keys = Arc::new(KeyringModule::new(keyring.clone()));
     let target = NvmfModule::new(bdevs.registry().clone(), reactors.handles(), keyring);
     let app = builder.module(&keys).module(&target).module(&bdevs).start(None).unwrap();
-    TestApp { _reactors: reactors, app }
+    TestApp { _reactors: reactors, app, target }
 }
 
 impl TestApp {
@@ -211,7 +215,7 @@ fn errors_have_spdks_codes() {
         ("nvmf_get_transports", json!({ "trtype": "TCP" }), -19),
         ("nvmf_create_transport", json!({ "trtype": "RDMA" }), -32602),
         ("nvmf_create_transport", json!({ "trtype": "TCP", "max_io_size": 5000 }), -32602),
-        ("nvmf_create_transport", json!({ "trtype": "TCP", "disable_compare": true }), -32602),
+        ("nvmf_create_transport", json!({ "trtype": "TCP", "masked_oncs": ["vwc"] }), -32602),
         ("nvmf_create_subsystem", json!({ "nqn": NQN }), -32603),
         ("nvmf_create_subsystem", json!({ "nqn": "a" }), -32602),
         ("nvmf_create_subsystem", json!({ "nqn": NQN, "tgt_name": "other" }), -32603),
@@ -224,22 +228,6 @@ fn errors_have_spdks_codes() {
     for (method, params, expected) in cases {
         assert_eq!(machine.code(method, params.clone()), expected, "{method} {params}");
     }
-}
-
-/// SPDK 26.01 writes the first two, later versions the last two.
-#[test]
-fn limits_of_a_subsystem_are_accepted_as_each_version_of_spdk_saves_them() {
-    let machine = machine();
-    let create = |name: &str, limits: Value| {
-        let mut params = json!({ "nqn": format!("nqn.2025-01.io.ringbolt:{name}") });
-        params.as_object_mut().unwrap().extend(limits.as_object().unwrap().clone());
-        params
-    };
-    let old = json!({ "max_discard_size_kib": 0, "max_write_zeroes_size_kib": 0 });
-    machine.ok("nvmf_create_subsystem", create("a", old));
-    machine.ok("nvmf_create_subsystem", create("b", json!({ "dmrsl": 2_097_152, "wzsl": 12 })));
-    let smaller = json!({ "max_discard_size_kib": 4, "max_write_zeroes_size_kib": 0 });
-    assert_eq!(machine.code("nvmf_create_subsystem", create("c", smaller)), -32602);
 }
 
 #[test]
@@ -393,6 +381,11 @@ fn digests_and_groups_of_authentication_are_set_and_saved() {
         json!({ "dhchap_digests": [] }),
         json!({ "dhchap_dhgroups": ["null", "ffdhe1024"] }),
         json!({ "dup_host_policy": "deny" }),
+        json!({ "discovery_filters": ["match_any"] }),
+        json!({ "discovery_filter": "match_any,svcid" }),
+        json!({ "discovery_filter": "svcid", "discovery_filters": ["svcid"] }),
+        json!({ "poll_groups_mask": "[4095]" }),
+        json!({ "poll_groups_mask": "0x0" }),
         json!({ "admin_cmd_passthru": { "sanitize": true } }),
     ] {
         assert_eq!(machine.code("nvmf_set_config", params.clone()), -32602, "{params}");

@@ -3,7 +3,7 @@
 use control::{Method, RpcError};
 
 use super::parameters::TargetName;
-use super::{NvmfModule, SUBSYSTEM};
+use crate::module::{NvmfModule, SUBSYSTEM};
 
 pub(super) fn methods() -> Vec<Method<NvmfModule>> {
     vec![
@@ -29,11 +29,11 @@ control::parameters! {
 }
 
 fn add_host(module: &NvmfModule, params: NamespaceHost) -> Result<bool, RpcError> {
-    module.target.add_namespace_host(&params.nqn, params.nsid, &params.host)?;
+    params.tgt_name.find(module)?.add_namespace_host(&params.nqn, params.nsid, &params.host)?;
     Ok(true)
 }
 
 fn remove_host(module: &NvmfModule, params: NamespaceHost) -> Result<bool, RpcError> {
-    module.target.remove_namespace_host(&params.nqn, params.nsid, &params.host)?;
+    params.tgt_name.find(module)?.remove_namespace_host(&params.nqn, params.nsid, &params.host)?;
     Ok(true)
 }

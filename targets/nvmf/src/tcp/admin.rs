@@ -1,7 +1,6 @@
 //! Connect and admin commands over NVMe/TCP.
 
 use std::rc::Rc;
-use std::sync::Arc;
 
 use block_io::Status;
 use nvme_controller::io_queue::AdminCommand;
@@ -61,9 +60,10 @@ impl PduHandler<'_, '_> {
     fn connect(&mut self, command: &AdminCommand) {
         let AdminCommand { slot, sqe, data } = command;
         let (shared, config) = (&*self.context.protocol, self.context.config);
+        let limits = config.controller_limits(&shared.limits.controller);
         let context = nvme_controller::ConnectContext {
             directory: &shared.directory,
-            limits: &shared.limits.controller,
+            limits: &limits,
             port: self.state.port.clone(),
             secure: self.state.secure.as_deref(),
         };
@@ -105,7 +105,6 @@ impl PduHandler<'_, '_> {
                 self.state.begin_authentication(&connected, config, self.context.now_ns, shared);
                 self.state.role = match connected {
                     ConnectOk::Admin(admin) => {
-                        let limits = Arc::new(shared.limits.controller.clone());
                         let discovery = config.discovery.clone();
                         shared.totals.opened(0);
                         let controller = Controller::new(admin, limits, discovery, self.context.now_ns);
@@ -113,6 +112,7 @@ impl PduHandler<'_, '_> {
                     }
                     ConnectOk::Io(io) => {
                         shared.totals.opened(io.lease.qid());
+                        self.state.link.association = Some(io.lease.association().clone());
                         ConnectionRole::Io(TargetIoQueue {
                             subsystem: io.subsystem,
                             lease: io.lease,

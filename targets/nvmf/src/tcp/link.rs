@@ -1,7 +1,10 @@
 //! What NVMe/TCP does for a queue: response capsules, C2HData, R2T, and where received data goes.
 
+use std::sync::Arc;
+
 use block_io::{Request, Status};
 use dma::Data;
+use nvme_controller::ControllerAssociation;
 use nvme_controller::io_queue::{
     CommandData, CommandToken, HostData, HostLink, HostTransfer, IoQueue, IoTransport, SharedPart,
     Transferred,
@@ -58,6 +61,9 @@ pub(crate) struct TcpLink {
     pub(crate) sq_flow_control_disabled: bool,
     /// A C2HData PDU with the SUCCESS flag replaces the response capsule of a successful read.
     pub(crate) c2h_success: bool,
+    /// The controller of an I/O queue, whose host may honour retry delays. The admin queue's sets them
+    /// itself.
+    pub(crate) association: Option<Arc<ControllerAssociation>>,
     pub(crate) stats: QueueCounters,
 }
 
@@ -73,6 +79,7 @@ impl TcpLink {
             sq_head: 0,
             sq_flow_control_disabled: false,
             c2h_success: false,
+            association: None,
             stats: QueueCounters::default(),
         }
     }
@@ -88,13 +95,23 @@ impl TcpLink {
     /// Queues a response capsule.
     #[inline]
     pub(crate) fn respond(&mut self, cid: u16, status: Status, result: u64) {
-        self.stats.errors += u64::from(!status.is_success());
+        let status = if status.is_success() { status } else { self.failed(status) };
         let mut header = [0; SHORT_SIZE];
         // Without SQ flow control SQHD is reserved and set to all ones (Base 2.0, section 6.3: CATTR).
         let sqhd = if self.sq_flow_control_disabled { 0xffff } else { self.sq_head };
         let cqe = Cqe { sqhd, ..Cqe::new(cid, status).with_result(result) };
         let layout = CapsuleResp { cqe }.encode(&self.framing, &mut header);
         self.sender.push_header(&header, &layout);
+    }
+
+    /// The status of a command that failed, as the host gets it.
+    #[cold]
+    fn failed(&mut self, status: Status) -> Status {
+        self.stats.errors += 1;
+        match &self.association {
+            Some(association) => association.with_retry_delay(status),
+            None => status,
+        }
     }
 
     /// Queues an R2T for all of a command's data.

@@ -327,17 +327,17 @@ fn create_function(
         traddr: endpoint.directory.clone(),
         trsvcid: "0".to_owned(),
     };
+    let controller_limits = config.controller_limits(&limits.controller);
     let connect_context = nvme_controller::ConnectContext {
         secure: None,
         directory,
-        limits: &limits.controller,
+        limits: &controller_limits,
         port: nvme_controller::SubsystemPort { portid: endpoint.portid, address },
     };
     let find = |nqn: &Nqn| config.subsystem(nqn);
     match nvme_controller::connect(&sqe, &data, &connect_context, find) {
         Ok(ConnectOk::Admin(admin)) => {
-            let discovery = config.discovery.clone();
-            let function = VfioUserFunction::new(admin, limits, directory, discovery, endpoint, flow, now_ns);
+            let function = VfioUserFunction::new(admin, limits, directory, config, endpoint, flow, now_ns);
             function.map_err(|errno| format!("cannot allocate doorbells or interrupts: {errno}"))
         }
         Ok(ConnectOk::Io(_)) => Err("Connect created an I/O queue".into()),

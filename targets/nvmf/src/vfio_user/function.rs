@@ -14,7 +14,7 @@ use dma::Pool;
 use nvme_controller::queues::QueueLookup;
 use nvme_controller::{
     AdminConnect, Controller, ControllerAction, ControllerAssociation, ControllerDirectory, ControllerEvent,
-    ControllerLimits, DiscoveryLog, IoQueue, NamespaceTable, Subsystem,
+    ControllerLimits, IoQueue, NamespaceTable, Subsystem,
 };
 use rustix::io::Errno;
 use target_shell::{MemoryShare, Polling};
@@ -123,15 +123,15 @@ impl VfioUserFunction {
         admin: AdminConnect,
         transport: &VfioUserLimits,
         directory: &Arc<ControllerDirectory>,
-        discovery: Arc<DiscoveryLog>,
+        settings: &ConfigSnapshot,
         endpoint: &ClientEndpoint,
         flow: u16,
         now_ns: u64,
     ) -> Result<VfioUserFunction, Errno> {
-        let limits = Arc::new(transport.controller.clone());
+        let limits = settings.controller_limits(&transport.controller);
         let vectors = limits.interrupt_vectors;
         let table_bytes = (u32::from(vectors) * 16).next_power_of_two().max(4096);
-        let core = Controller::new(admin, limits.clone(), discovery, now_ns);
+        let core = Controller::new(admin, limits.clone(), settings.discovery.clone(), now_ns);
         let subsystem = core.subsystem().clone();
         Ok(VfioUserFunction {
             namespaces: Rc::new(NamespaceTable::for_controller(
@@ -391,16 +391,24 @@ impl VfioUserFunction {
     pub(super) fn controller_event(&mut self, event: ControllerEvent<'_>, now_ns: u64) {
         let mut actions = std::mem::take(&mut self.actions);
         self.controller.handle(event, now_ns, &mut actions);
+        let mut closes = false;
         for action in actions.drain(..) {
             match action {
                 // Only Asynchronous Event Requests complete asynchronously.
                 ControllerAction::Complete(completion) => self.complete_event_request(&completion.cqe),
+                ControllerAction::CloseIoQueues => closes = true,
                 // The queues close with the function, when the commands in flight have completed.
-                ControllerAction::CloseIoQueues => {}
-                ControllerAction::Terminate(_) => self.begin_drain(),
+                ControllerAction::Terminate(_) => {
+                    closes = false;
+                    self.begin_drain();
+                }
             }
         }
         self.actions = actions;
+        if closes {
+            // An NVM Subsystem Reset. Commands that it aborts get no completion.
+            self.close_queues(true);
+        }
         self.running &= self.controller.is_enabled();
     }
 
@@ -422,6 +430,18 @@ impl VfioUserFunction {
             self.enable();
         }
         self.running &= enabled;
+    }
+
+    /// Handles a write to CSTS or NSSR.
+    fn write_reset_register(&mut self, at: u32, value: u32) {
+        let mut actions = std::mem::take(&mut self.actions);
+        self.controller.write_reset_register(at, value, &mut actions);
+        if actions.contains(&ControllerAction::CloseIoQueues) {
+            self.close_queues(true);
+        }
+        actions.clear();
+        self.actions = actions;
+        self.running &= self.controller.is_enabled();
     }
 
     /// Creates the admin queues from AQA, ASQ and ACQ; sets CSTS.CFS if they are invalid.
@@ -467,7 +487,7 @@ impl VfioUserFunction {
             memory: Some(place),
             in_flight: 0,
             state: SubmissionQueueState::Active,
-            _lease: lease,
+            lease,
             invalid_tail: 0,
             commands: 0,
             errors: 0,

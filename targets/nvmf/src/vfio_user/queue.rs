@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::rc::Rc;
 
+use block_io::Status;
 use dma::SharedRegion;
 use nvme_controller::{IoQueue, QueueLease};
 use wire_nvme::{cqe, sqe};
@@ -68,11 +69,21 @@ pub(super) struct SubmissionRing {
     pub(super) in_flight: u32,
     pub(super) state: SubmissionQueueState,
     /// Exclusive use of its queue identifier; `None` for the admin queue.
-    pub(super) _lease: Option<QueueLease>,
+    pub(super) lease: Option<QueueLease>,
     /// The last invalid tail doorbell value, which was reported once.
     pub(super) invalid_tail: u32,
     pub(super) commands: u64,
     pub(super) errors: u64,
+}
+
+/// The status of a command as its host gets it: of one that failed maybe with a retry delay. The admin queue,
+/// which has no lease, leaves that to the controller.
+#[inline]
+pub(super) fn reported_status(lease: Option<&QueueLease>, status: Status) -> Status {
+    match lease {
+        Some(lease) if !status.is_success() => lease.association().with_retry_delay(status),
+        _ => status,
+    }
 }
 
 /// Life cycle of a submission queue.
@@ -349,13 +360,12 @@ const PHASE: u32 = 48;
 
 /// The upper quadword of a completion queue entry, without the phase tag.
 #[inline]
-pub(super) fn cqe_high(sqhd: u16, sqid: u16, cid: u16, status: block_io::Status) -> u64 {
+pub(super) fn cqe_high(sqhd: u16, sqid: u16, cid: u16, status: Status) -> u64 {
     u64::from(sqhd) | u64::from(sqid) << 16 | u64::from(cid) << 32 | u64::from(status.field()) << (PHASE + 1)
 }
 
 #[cfg(test)]
 mod tests {
-    use block_io::Status;
     use wire_nvme::Cqe;
 
     use super::*;

@@ -5,7 +5,11 @@ use std::sync::Arc;
 use bdev::Registry;
 use bdev::delay::DelayConfig;
 use bdev::malloc::MallocConfig;
+use bdev::rpc::BdevModule;
+use control::json::{Value, json};
+use control::{ControlPlane, Keyring};
 use dma::Arena;
+use nvmf::rpc::NvmfModule;
 use nvmf::{ListenAddress, NamespaceConfig, NvmfTarget, SubsystemConfig, TcpTransportConfig};
 use reactor::{IdlePolicy, ReactorConfig, Reactors};
 
@@ -43,6 +47,8 @@ pub(crate) struct TcpTestTarget {
     pub(crate) target: NvmfTarget,
     pub(crate) address: ListenAddress,
     pub(crate) arena: Arc<Arena>,
+    /// The RPC methods with which it was configured, if it was.
+    pub(crate) methods: Option<Arc<ControlPlane>>,
     pub(crate) reactors: Option<Reactors>,
 }
 
@@ -82,7 +88,47 @@ impl TcpTestTarget {
             target.add_namespace(NQN, NamespaceConfig::new(&name)).unwrap();
         }
         let address = target.add_listener(NQN, ListenAddress::tcp("127.0.0.1", "0")).unwrap();
-        TcpTestTarget { registry, target, address, arena, reactors: Some(reactors) }
+        TcpTestTarget { registry, target, address, arena, methods: None, reactors: Some(reactors) }
+    }
+
+    /// A target that is configured by these calls of RPC methods, with namespace 1 of a subsystem that allows
+    /// every host; the call that creates the subsystem has these parameters besides.
+    pub(crate) fn configured(calls: &[(&str, Value)], of_subsystem: Value) -> TcpTestTarget {
+        let mut cpus = os::CpuSet::allowed().cpus().to_vec();
+        cpus.truncate(2);
+        let cpus = os::CpuSet::new(cpus).unwrap();
+        let config = ReactorConfig { cpus, pin: false, idle: IdlePolicy::Sleep, ..ReactorConfig::default() };
+        let arena = config.arena.clone();
+        let reactors = Reactors::start(&config).unwrap();
+        let builder = ControlPlane::builder(Vec::new());
+        let bdevs = BdevModule::new(Registry::new(), builder.examiner());
+        let registry = bdevs.registry().clone();
+        let module = NvmfModule::new(registry.clone(), reactors.handles(), Keyring::default());
+        let methods = builder.module(&module).module(&bdevs).start(None).unwrap();
+        let invoke = |method: &str, params: Value| {
+            methods.invoke(method, params).unwrap_or_else(|error| panic!("{method}: {error}"))
+        };
+        for (method, params) in calls {
+            invoke(method, params.clone());
+        }
+        if calls.iter().all(|(method, _)| *method != "nvmf_create_transport") {
+            invoke("nvmf_create_transport", json!({ "trtype": "TCP" }));
+        }
+        let mut subsystem = json!({ "nqn": NQN, "allow_any_host": true });
+        subsystem.as_object_mut().unwrap().extend(of_subsystem.as_object().unwrap().clone());
+        invoke("nvmf_create_subsystem", subsystem);
+        invoke("bdev_malloc_create", json!({ "name": "M", "num_blocks": BLOCKS, "block_size": 512 }));
+        invoke("nvmf_subsystem_add_ns", json!({ "nqn": NQN, "namespace": { "bdev_name": "M" } }));
+        let target = module.target().clone();
+        let address = target.add_listener(NQN, ListenAddress::tcp("127.0.0.1", "0")).unwrap();
+        let (methods, reactors) = (Some(methods), Some(reactors));
+        TcpTestTarget { registry, target, address, arena, methods, reactors }
+    }
+
+    /// Calls an RPC method.
+    pub(crate) fn invoke(&self, method: &str, params: Value) -> Value {
+        let methods = self.methods.as_ref().expect("it was configured by methods");
+        methods.invoke(method, params).unwrap_or_else(|error| panic!("{method}: {error}"))
     }
 
     pub(crate) fn with_transport(transport: TcpTransportConfig) -> TcpTestTarget {

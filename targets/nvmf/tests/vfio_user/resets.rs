@@ -6,7 +6,7 @@ use block_io::Status;
 use nvmf::VfioUserFault;
 use vfio_user::{BAR0, CONFIG, VfioUserClient, VfioUserError};
 use wire_nvme::opcode::{AdminOpcode, NvmOpcode};
-use wire_nvme::registers::offset;
+use wire_nvme::registers::{ControllerCapabilities, ControllerStatus, SUBSYSTEM_RESET, offset};
 use wire_nvme::{Sqe, admin};
 
 use crate::host::{DATA, HostQueuePair, IOVA, MEMORY, VfioUserTestHost, prp, transfer};
@@ -60,6 +60,27 @@ fn a_controller_reset_posts_no_completions_for_aborted_commands() {
     host.enable();
     let mut queue = host.create_queue_pair(1, 16);
     assert_eq!(host.execute(&mut queue, slow_read(8)).status, Status::SUCCESS);
+}
+
+#[test]
+fn a_subsystem_reset_closes_the_queues_and_is_reported_until_the_host_clears_it() {
+    let rig = VfioUserTestTarget::new();
+    let mut host = VfioUserTestHost::connect(&rig.directory);
+    let mut queue = host.create_queue_pair(1, 16);
+    let read = transfer(NvmOpcode::Read, 0, 1, IOVA + DATA, 0);
+    assert_eq!(host.execute(&mut queue, read).status, Status::SUCCESS);
+    assert!(ControllerCapabilities::decode(host.client.read_u64(BAR0, 0).unwrap()).subsystem_reset);
+    host.write(offset::NSSR, 1);
+    host.wait_status(1, 1);
+    host.write(offset::NSSR, SUBSYSTEM_RESET);
+    host.wait_status(1, 0);
+    assert_eq!((host.read(offset::CSTS), host.read(offset::CC)), (ControllerStatus::NSSRO, 0));
+    host.enable();
+    assert_eq!(host.read(offset::CSTS), ControllerStatus::NSSRO | 1);
+    host.write(offset::CSTS, ControllerStatus::NSSRO);
+    assert_eq!(host.read(offset::CSTS), 1);
+    let mut queue = host.create_queue_pair(1, 16);
+    assert_eq!(host.execute(&mut queue, read).status, Status::SUCCESS);
 }
 
 #[test]

@@ -82,7 +82,7 @@ impl VfioUserTestTarget {
         let reactors = Reactors::start(&config).unwrap();
         let target = NvmfTarget::new(registry.clone(), reactors.handles());
         target.create_vfio_user(transport).unwrap();
-        let any = SubsystemConfig { allow_any_host: true, ..SubsystemConfig::default() };
+        let any = SubsystemConfig { allow_any_host: true, enable_nssr: true, ..SubsystemConfig::default() };
         target.create_subsystem(NQN, any).unwrap();
         target.add_namespace(NQN, NamespaceConfig::new(device)).unwrap();
         let rig = VfioUserTestTarget { registry, target, directory, reactors: Some(reactors) };

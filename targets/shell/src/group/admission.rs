@@ -1,6 +1,7 @@
 //! Which group gets a connection, and how many there may be.
 
 use std::io;
+use std::ops::AddAssign;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -67,6 +68,19 @@ pub struct ConnectionTotals {
     pub closed: u64,
     /// Moved from one core to another, each time that one was.
     pub moved: u64,
+}
+
+impl AddAssign for ConnectionTotals {
+    fn add_assign(&mut self, other: ConnectionTotals) {
+        let ConnectionTotals { open, pending_logins, accepted, logins, refused, closed, moved } = other;
+        self.open += open;
+        self.pending_logins += pending_logins;
+        self.accepted += accepted;
+        self.logins += logins;
+        self.refused += refused;
+        self.closed += closed;
+        self.moved += moved;
+    }
 }
 
 /// Counts one more; only the group's core calls it.
@@ -192,8 +206,8 @@ impl<P: Protocol, N: Listen> ConnectionGroup<P, N> {
         let awaits_login = connection.awaits_login();
         count(&status.counts.accepted);
         // A static probe point, as all of these: one NOP until a tracer attaches.
-        probe::probe!(ringbolt, connection_accepted, self.index, flow.id(), P::NAME.as_ptr(), P::NAME.len());
-        log::debug!(target: P::LOG_TARGET, "{name}: connected, on core {}", self.index);
+        probe::probe!(ringbolt, connection_accepted, self.core, flow.id(), P::NAME.as_ptr(), P::NAME.len());
+        log::debug!(target: P::LOG_TARGET, "{name}: connected, on core {}", self.core);
         let slot = self.connections.insert(connection, id, name);
         if let Some(entry) = self.connections.slab.get_mut(slot) {
             entry.awaits_login = awaits_login;
@@ -247,7 +261,7 @@ impl<P: Protocol, N: Listen> ConnectionGroup<P, N> {
             probe::probe!(
                 ringbolt,
                 connection_login,
-                self.index,
+                self.core,
                 flow.id(),
                 tenant,
                 name.as_ptr(),

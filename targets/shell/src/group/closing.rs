@@ -87,7 +87,7 @@ impl<P: Protocol, N: Listen> ConnectionGroup<P, N> {
         let Some(entry) = self.connections.slab.get_mut(slot) else { return };
         if let Some(flow) = &entry.flow {
             let name = P::NAME;
-            probe::probe!(ringbolt, connection_closed, self.index, flow.id(), name.as_ptr(), name.len());
+            probe::probe!(ringbolt, connection_closed, self.core, flow.id(), name.as_ptr(), name.len());
             self.trace.record(TracePoint::ConnectionClose, flow);
             count(&self.shared.statuses[self.index].counts.closed);
         }

@@ -176,7 +176,8 @@ impl<P: Protocol, N: Listen> ConnectionGroup<P, N> {
             return self.drop_moved(admitted);
         };
         other.connections.fetch_add(1, Ordering::Relaxed);
-        log::debug!(target: P::LOG_TARGET, "{peer}: moves from core {} to {to}", self.index);
+        let to_core = self.shared.peers.reactor(to);
+        log::debug!(target: P::LOG_TARGET, "{peer}: moves from core {} to {to_core}", self.core);
         let moved = MovedConnection { stream, reattach, peer, peer_key, flow, admitted, moves, passage };
         if let Err(GroupMessage::Moved(moved)) =
             self.shared.peers.send(to, GroupMessage::Moved(Box::new(moved)))
@@ -194,9 +195,9 @@ impl<P: Protocol, N: Listen> ConnectionGroup<P, N> {
         let has_space = !self.connections.slab.is_full();
         let added = if has_space { self.network.add(stream).ok() } else { None };
         let Some(id) = added else {
-            let index = self.index;
-            log::warn!(target: P::LOG_TARGET, "{peer}: closed, as core {index} has too many connections");
-            self.shared.statuses[index].connections.fetch_sub(1, Ordering::Relaxed);
+            let core = self.core;
+            log::warn!(target: P::LOG_TARGET, "{peer}: closed, as core {core} has too many connections");
+            self.shared.statuses[self.index].connections.fetch_sub(1, Ordering::Relaxed);
             return self.drop_moved(admitted);
         };
         let peer_max = self.memory.limits().of_peer();

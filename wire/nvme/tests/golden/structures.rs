@@ -297,4 +297,47 @@ fn discovery_log() {
     };
     assert_eq!(DiscoveryEntry::decode(&bytes), Ok(view.clone()));
     assert!(encoded(|into| view.encode(into)) == bytes);
+
+    // As an extended entry: TEL 1044, one attribute of type 2 with 8 bytes, of which 6 are the label.
+    let attributes: [u8; 20] = sparse("0=1404 4=01 8=02 10=08 12=7261636b2d37");
+    let extended = [&bytes[..], &attributes].concat();
+    let view = ExtendedDiscoveryEntry { entry: view, admin_label: Some("rack-7".to_owned()) };
+    assert_eq!(ExtendedDiscoveryEntry::decode(&extended), Ok((view.clone(), 1044)));
+    let mut encoded = vec![0xa5; view.encoded_length()];
+    view.encode(&mut encoded);
+    assert!(encoded == extended);
+    let plain = ExtendedDiscoveryEntry { admin_label: None, ..view };
+    let mut encoded = vec![0xa5; plain.encoded_length()];
+    plain.encode(&mut encoded);
+    assert_eq!(encoded[1024..], [0x08, 4, 0, 0, 0, 0, 0, 0]);
+    // An entry of another length follows.
+    encoded.extend(&extended);
+    assert_eq!(ExtendedDiscoveryEntry::decode(&encoded), Ok((plain, 1032)));
+}
+
+#[test]
+fn extended_discovery_entries_with_wrong_lengths_are_rejected() {
+    let mut good = vec![0; 1044];
+    good[..4].copy_from_slice(&[3, 1, 2, 4]);
+    good[256..268].copy_from_slice(b"nqn.2014-08.");
+    good[268] = b'a';
+    good[1024..]
+        .copy_from_slice(&[0x14, 4, 0, 0, 1, 0, 0, 0, 2, 0, 8, 0, b'r', b'a', b'c', b'k', 0, 0, 0, 0]);
+    assert!(ExtendedDiscoveryEntry::decode(&good).is_ok());
+    for (what, at, value) in [
+        ("TEL", 1024, 0x15),
+        ("TEL", 1025, 3),
+        ("NUMEXAT", 1028, 2),
+        ("EXATLEN", 1034, 0),
+        ("EXATLEN", 1034, 6),
+        ("EXATLEN", 1034, 12),
+        ("EXATVAL", 1036, 0),
+        ("EXATVAL", 1036, 0xff),
+    ] {
+        let mut bad = good.clone();
+        bad[at] = value;
+        let error = ExtendedDiscoveryEntry::decode(&bad).unwrap_err();
+        assert!(matches!(error, DecodeError::Value { what: found, .. } if found == what), "{error} at {at}");
+    }
+    assert!(matches!(ExtendedDiscoveryEntry::decode(&good[..1031]), Err(DecodeError::Length { .. })));
 }

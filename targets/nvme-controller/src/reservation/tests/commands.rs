@@ -60,10 +60,16 @@ fn commands_fail_with_the_status_of_the_specification() {
 fn host_without_an_identifier_cannot_reserve() {
     let (directory, subsystem) = (Arc::new(ControllerDirectory::new()), Arc::new(subsystem()));
     let host = test_host(&directory, &subsystem, A);
-    let anonymous = Requester {
-        association: directory.add_controller(&subsystem, &crate::harness::host(), [0; 16], None, 1).unwrap(),
-        directory,
+    let request = crate::directory::ControllerRequest {
+        hostnqn: &crate::harness::host(),
+        host_id: [0; 16],
+        extended: None,
+        io_queues_max: 1,
+        portid: 0,
+        exclusive: false,
     };
+    let association = directory.add_controller(&subsystem, request).unwrap();
+    let anonymous = Requester { association, directory };
     drop(host);
     let sqe = register(RegisterAction::Register, false).to_sqe();
     let outcome = subsystem.namespaces[0].reservations.execute(&anonymous, &sqe, &encode_keys(0, 1));

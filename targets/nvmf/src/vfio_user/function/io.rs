@@ -6,7 +6,7 @@ use wire_nvme::{Sqe, sqe};
 
 use super::super::data::DataSegment;
 use super::super::protocol::VfioUserContext;
-use super::super::queue::{SubmissionQueue, SubmissionQueueState, cqe_high};
+use super::super::queue::{SubmissionQueue, SubmissionQueueState, cqe_high, reported_status};
 use super::link::{QueueLink, QueueTransport, SegmentList, TAG_QID_SHIFT};
 use super::{POLL_BYTES_MAX, POLL_COMMANDS_MAX, POLL_QUEUE_COMMANDS_MIN, QUEUES_MAX, VfioUserFunction};
 
@@ -234,10 +234,11 @@ impl VfioUserFunction {
         {
             let was_dirty = completions.dirty;
             ring.in_flight -= run.len() as u32;
-            let (head, mut errors) = (ring.head as u16, 0);
+            let (head, mut errors, lease) = (ring.head as u16, 0, ring.lease.as_ref());
             let entries = run.iter().map(|completion| {
                 errors += u64::from(!completion.status().is_success());
-                cqe_high(head, qid, completion.tag().0 as u16, completion.status())
+                let status = reported_status(lease, completion.status());
+                cqe_high(head, qid, completion.tag().0 as u16, status)
             });
             self.has_blocked_completions |= !completions.post_all(entries);
             ring.errors += errors;

@@ -11,7 +11,7 @@ use wire_nvme::{DataPointer, Sqe};
 use super::super::data::{self, DataSegment, PAGE};
 use super::super::memory::ClientMemory;
 use super::super::protocol::VfioUserContext;
-use super::super::queue::{CompletionQueue, SubmissionQueueState, SubmissionRing, cqe_high};
+use super::super::queue::{CompletionQueue, SubmissionQueueState, SubmissionRing, cqe_high, reported_status};
 use super::{InjectedFaults, MEMORY_NOT_MAPPED, QUEUES_MAX};
 
 /// The data of a command in client memory, which is copied.
@@ -48,6 +48,7 @@ impl QueueLink<'_> {
     pub(super) fn post(&mut self, cid: u16, status: Status, result: u64) {
         self.ring.in_flight -= 1;
         self.ring.errors += u64::from(!status.is_success());
+        let status = reported_status(self.ring.lease.as_ref(), status);
         if self.ring.state == SubmissionQueueState::Closed {
             return;
         }

@@ -128,6 +128,7 @@ impl VfioUserFunction {
         let high = |was: u64| was & 0xffff_ffff | u64::from(value) << 32;
         match at {
             offset::CC => self.write_cc(value),
+            offset::CSTS | offset::NSSR => self.write_reset_register(at, value),
             offset::AQA => self.aqa = value,
             // The lower twelve bits are reserved. If they are set, enabling fails with CSTS.CFS.
             offset::ASQ => self.asq = low(self.asq),
