@@ -426,12 +426,12 @@ impl<Q: FabricsQueue> Association<Q> {
             let mut inner = self.inner.borrow_mut();
             if let Some((request, cqe)) = inner.response.take() {
                 inner.response_deadline_ns = None;
-                let status = cqe.status;
-                let response =
-                    if status.is_success() { Ok((request, cqe)) } else { Err(AdminError::Status(status)) };
-                return Poll::Ready(
-                    inner.queue.failure().map_or(response, |failure| Err(AdminError::Failure(failure))),
-                );
+                return Poll::Ready(match (cqe.status, inner.queue.failure()) {
+                    // A controller that answers and then closes the connection has answered.
+                    (status, _) if status.is_success() => Ok((request, cqe)),
+                    (_, Some(failure)) => Err(AdminError::Failure(failure)),
+                    (status, None) => Err(AdminError::Status(status)),
+                });
             }
             if inner.queue.failure().is_none() && is_due(inner.response_deadline_ns, self.core.now_ns()) {
                 // Fail the association: a late response would have no requester.
