@@ -1,6 +1,7 @@
 //! Data that commands transfer: identify, log pages, the discovery log.
 
 use block_io::Status;
+use wire_nvme::DecodeError;
 use wire_nvme::fabrics::*;
 use wire_nvme::identify::*;
 use wire_nvme::log::*;

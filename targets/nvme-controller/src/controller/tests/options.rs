@@ -251,7 +251,7 @@ fn extended_entries_of_the_discovery_log_carry_the_admin_label() {
     let pages = data(&mut harness, log_sqe(log(LogId::SupportedLogPages, 1024), 0));
     let pages = SupportedLogPages::decode(pages.as_slice().try_into().unwrap());
     let support = pages.0[usize::from(LogId::Discovery.to_wire())].specific;
-    assert_eq!(support, discovery_option::EXTENDED.into());
+    assert_eq!(support, u16::from(discovery_option::EXTENDED));
     let log = filtered_log(DiscoveryFilter { transport: true, ..DiscoveryFilter::default() });
     harness.deliver(ControllerEvent::DiscoveryChanged(Arc::new(log)));
     let page = discovery_page(&mut harness, true);
