@@ -96,8 +96,7 @@ fn a_connected_path_authenticates_with_new_keys_and_is_lost_if_they_are_wrong() 
     assert_eq!(status(), PathStatus::Enabled);
 
     credentials.set_keys(keys(3));
-    let refused = host.initiator.authenticate("Nvme0").unwrap_err();
-    assert!(refused.to_string().contains("the keys do not match"), "{refused}");
+    host.initiator.authenticate("Nvme0").unwrap_err();
     wait_for("the path to be lost", || status() == PathStatus::Reconnecting);
     credentials.set_keys(keys(2));
     wait_for("the path to be connected", || status() == PathStatus::Enabled);
