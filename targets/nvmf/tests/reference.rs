@@ -63,8 +63,8 @@ fn errors_name_transports_and_parameters_of_all_of_them() {
     // An option of another transport has no effect, but a type.
     let wrong = plane.create_error(json!({ "trtype": "VFIOUSER", "max_connections": "many" }));
     assert!(wrong.contains("max_connections: "), "{wrong}");
-    let fixed = plane.create_error(json!({ "trtype": "TCP", "disable_compare": true }));
-    assert!(fixed.contains("disable_compare: true is not supported"), "{fixed}");
+    let mask = plane.create_error(json!({ "trtype": "TCP", "masked_oncs": ["compare", "format"] }));
+    assert!(mask.contains("masked_oncs") && mask.contains("format"), "{mask}");
     assert!(plane.create_error(json!({})).contains("trtype: required, but missing"));
 }
 
@@ -85,10 +85,11 @@ fn transports_are_reported_with_their_own_options_only() {
             "in_capsule_data_size": 8192, "max_io_size": 131_072, "max_aq_depth": 128, "c2h_success": true,
             "max_connections": 100, "max_pending_logins": 512, "max_pending_logins_per_peer": 256,
             "connection_bytes_max": 16 << 20, "host_bytes_max": 1 << 20, "transfer_timeout_ms": 10_000,
-            "dif_insert_or_strip": false } },
+            "dif_insert_or_strip": false, "masked_oncs": [], "masked_fuses": [] } },
         { "method": "nvmf_create_transport", "params": {
             "trtype": "VFIOUSER", "max_queue_depth": 256, "max_io_qpairs_per_ctrlr": 127,
-            "max_io_size": 131_072, "disable_mappable_bar0": true, "dif_insert_or_strip": false } },
+            "max_io_size": 131_072, "disable_mappable_bar0": true, "dif_insert_or_strip": false,
+            "masked_oncs": [], "masked_fuses": [] } },
     ]);
     assert_eq!(saved, expected);
     let exists = plane.create_error(json!({ "trtype": "TCP" }));
