@@ -51,7 +51,13 @@ pub(crate) struct Store {
     /// It outlives the store's channels.
     configured: Mutex<Option<Arc<ConfiguredBdevs>>>,
     is_closed: AtomicBool,
+    #[cfg(test)]
+    before_begin: Mutex<Option<BeforeBegin>>,
 }
+
+/// What a test does before a request is begun.
+#[cfg(test)]
+type BeforeBegin = Box<dyn Fn(&BlobFsRequest) + Send>;
 
 /// Loads the files of a bdev, or makes them.
 async fn open_files(core: &Core, base: &BaseBdev, create: bool) -> Result<BlobFs, FileError> {
@@ -124,8 +130,17 @@ impl Store {
         let sender = blocking::receive(&reply).map_err(|_| io("the reactor has ended".to_string()))??;
         let configured = Mutex::new(Some(configured));
         let reader = base.reader();
-        let store =
-            Store { sender, is_over, base, reader, buffers, configured, is_closed: AtomicBool::new(false) };
+        let store = Store {
+            sender,
+            is_over,
+            base,
+            reader,
+            buffers,
+            configured,
+            is_closed: AtomicBool::new(false),
+            #[cfg(test)]
+            before_begin: Mutex::default(),
+        };
         // What a power failure has cut in two is finished first, and a new store is written.
         let (waiting, reply) = call();
         store.send(StoreMessage::InspectIdle(Box::new(move |fs| reply.end(Ok(fs.is_broken())))));
@@ -155,9 +170,18 @@ impl Store {
 
     /// Begins a request. Those of one thread begin in order.
     pub(crate) fn begin(&self, request: BlobFsRequest) -> Call<BlobFsReply> {
+        #[cfg(test)]
+        if let Some(before) = &*sync::lock(&self.before_begin) {
+            before(&request);
+        }
         let (waiting, reply) = call();
         self.send(StoreMessage::Request(request, reply));
         waiting
+    }
+
+    #[cfg(test)]
+    pub(crate) fn before_begin(&self, before: impl Fn(&BlobFsRequest) + Send + 'static) {
+        *sync::lock(&self.before_begin) = Some(Box::new(before));
     }
 
     /// Waits for what was begun.
