@@ -95,6 +95,16 @@ pub enum BlobFsRequest {
         /// Bytes of the file.
         size: u64,
     },
+    /// Allocates clusters for data that is accepted before it is written, and more as a write does, so that
+    /// the writes have space. Replies [`BlobFsReply::Reserved`]. A store without that much free is
+    /// [`BlobFsError::NoSpace`](crate::BlobFsError::NoSpace), and the file is as before. What is not used is
+    /// returned as for [`Allocate`](Self::Allocate), and with a [`Truncate`](Self::Truncate) to less.
+    Reserve {
+        /// The opener.
+        open: OpenNumber,
+        /// Bytes of the file, with what is accepted.
+        size: u64,
+    },
     /// Makes durable: the data, then size and name at once.
     Sync {
         /// The opener.
@@ -151,8 +161,8 @@ impl BlobFsRequest {
         match self {
             Open { .. } | Lock { .. } | Close { .. } | Rename { .. } | Unlink { .. } => true,
             MakeDirectory { .. } | RemoveDirectory { .. } | SyncDirectory { .. } | SyncAll | Unload => true,
-            Read { .. } | Write { .. } | Append { .. } | Truncate { .. } | Allocate { .. } => false,
-            Sync { .. } | SyncLog { .. } => false,
+            Read { .. } | Write { .. } | Append { .. } | Truncate { .. } => false,
+            Allocate { .. } | Reserve { .. } | Sync { .. } | SyncLog { .. } => false,
         }
     }
 }
@@ -166,6 +176,8 @@ pub enum BlobFsReply {
     Opened(OpenNumber),
     /// What was read.
     Data(Vec<u8>),
+    /// Bytes of the file that have clusters.
+    Reserved(u64),
 }
 
 /// What a path is.

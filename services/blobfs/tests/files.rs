@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::io;
 
 use blobfs::{
-    BlobFsError, BlobFsOpenError, BlobFsOptions, BlobFsRequest, BlockingBlobFs, BlockingDevice, MemoryDevice,
-    NoBlobFs, OpenHow, OpenNumber, STORE_TYPE, format_options,
+    BlobFsError, BlobFsOpenError, BlobFsOptions, BlobFsReply, BlobFsRequest, BlockingBlobFs, BlockingDevice,
+    MemoryDevice, NoBlobFs, OpenHow, OpenNumber, STORE_TYPE, format_options,
 };
 use blobstore::{
     BlobChange, BlobStore, BlobStoreDevice, BlobStoreFormat, ClearMethod, LoadOptions, OpenBlobStore,
@@ -178,6 +178,25 @@ fn a_full_store_refuses_writes_and_takes_them_again_after_a_deletion() {
     files.unlink(b"big").unwrap();
     let other = files.open(b"small", OpenHow::CREATE).unwrap();
     files.append(other, vec![1; written]).unwrap();
+}
+
+#[test]
+fn reserved_space_is_there_for_what_is_written_later() {
+    let files = format(20);
+    let file = files.open(b"f", OpenHow::REPLACE).unwrap();
+    let reserve = |open, size| files.request(BlobFsRequest::Reserve { open, size });
+    let Ok(BlobFsReply::Reserved(bytes)) = reserve(file, 100_000) else { panic!("there is space") };
+    assert!((100_000..150_000).contains(&bytes) && bytes % (16 << 10) == 0, "{bytes}");
+    assert_eq!(reserve(file, 5), Ok(BlobFsReply::Reserved(bytes)));
+    let other = write(&files, "other", b"");
+    while files.append(other, vec![1; 8192]).is_ok() {}
+    assert_eq!(files.inspect(|fs| fs.free_bytes()), 0);
+    assert_eq!(reserve(file, bytes + 1), Err(BlobFsError::NoSpace));
+    assert_eq!(files.status(b"f").map(|status| (status.size, status.allocated_bytes)), Ok((0, bytes)));
+    files.append(file, vec![2; bytes as usize]).unwrap();
+    assert_eq!(files.append(file, vec![2]), Err(BlobFsError::NoSpace));
+    let reader = files.open(b"f", OpenHow::READ).unwrap();
+    assert_eq!(reserve(reader, 1), Err(BlobFsError::ReadOnly));
 }
 
 #[test]

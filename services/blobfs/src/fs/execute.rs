@@ -247,6 +247,11 @@ impl BlobFs {
                 task.reply = Some(reply);
                 Ok(())
             }
+            Step::ReplyReserved { file } => {
+                let clusters = u64::from(self.clusters_of(self.node(file)?));
+                task.reply = Some(BlobFsReply::Reserved(clusters * self.cluster_bytes()));
+                Ok(())
+            }
             step => self.execute_new(id, task, step),
         }
     }

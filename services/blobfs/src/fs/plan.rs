@@ -52,9 +52,10 @@ impl BlobFs {
             }
             Close { open } => TaskLocks::names([self.opener(*open)?.file]),
             Read { open, .. } => TaskLocks::file(self.opener(*open)?.file, false),
-            Write { open, .. } | Append { open, .. } | Truncate { open, .. } | Allocate { open, .. } => {
+            Write { open, .. } | Append { open, .. } | Truncate { open, .. } => {
                 TaskLocks::file(self.writer(*open)?.file, true)
             }
+            Allocate { open, .. } | Reserve { open, .. } => TaskLocks::file(self.writer(*open)?.file, true),
             Sync { open } | SyncLog { open } => TaskLocks::file(self.opener(*open)?.file, true),
             Rename { from, to } => {
                 let files = [from, to].map(|path| self.file_at(path).ok());
@@ -109,6 +110,11 @@ impl BlobFs {
             Allocate { open, size } => {
                 let file = self.writer(open)?.file;
                 self.plan_allocate(file, size)
+            }
+            Reserve { open, size } => {
+                let file = self.writer(open)?.file;
+                Self::check_length(size, 0)?;
+                Ok(vec![Step::Grow { file, end: size, exact: false }, Step::ReplyReserved { file }])
             }
             Sync { open } => {
                 let file = self.opener(open)?.file;

@@ -257,6 +257,10 @@ pub(super) enum Step {
     /// Closes the store.
     Unload,
     Reply(BlobFsReply),
+    /// Replies how many bytes of the file have clusters.
+    ReplyReserved {
+        file: FileNumber,
+    },
 }
 
 /// A patch that waits for the blocks that it covers in part.
