@@ -65,7 +65,7 @@ fn what_is_no_store_or_is_in_use_is_refused_with_what_to_do() {
     let directory = scratch("blobfs-refused");
     let image = made(&directory);
     let (status, _, error) = blobfs(&["format", &image]);
-    assert!(status == 1 && error.contains("there is something on it; --force overwrites it"), "{error}");
+    assert!(status == 1 && error.contains("there is a blobstore on it; --force overwrites it"), "{error}");
     let file = File::options().read(true).write(true).open(&image).unwrap();
     rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive).unwrap();
     let (status, _, error) = blobfs(&["ls", &image]);
@@ -267,7 +267,7 @@ fn a_format_that_is_refused_or_fails_changes_nothing() {
         assert!(status != 0 && error.contains(with), "{arguments:?}: {error}");
     };
     std::fs::write(path("used"), "used").unwrap();
-    refused(&["--size=40m", &path("used")], "there is something on it");
+    refused(&["--size=40m", &path("used")], "there is something on it, at byte 0; --force overwrites it");
     assert_eq!(std::fs::read(path("used")).unwrap(), b"used");
     let file = File::create(path("locked")).unwrap();
     rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive).unwrap();
@@ -288,6 +288,33 @@ fn a_format_that_is_refused_or_fails_changes_nothing() {
     assert_eq!(names(&directory), ["fifo", "locked", "used"]);
     done(&["format", "--size=64m", &path("locked")]);
     assert_eq!(bytes("locked"), 64 << 20);
+    std::fs::remove_dir_all(directory).unwrap();
+}
+
+#[test]
+fn what_begins_late_or_is_at_the_end_of_a_device_is_not_overwritten() {
+    const BYTES: u64 = 64 << 20;
+    let directory = scratch("blobfs-foreign");
+    let image = directory.join("image").to_str().unwrap().to_string();
+    for (what, at, magic) in [
+        ("the super block of btrfs", (64 << 10) + 64, &b"_BHRfS_M"[..]),
+        ("that of UFS2 at its last place", (256 << 10) + 1372, &0x1954_0119_u32.to_le_bytes()),
+        ("md metadata 0.90", (BYTES - (64 << 10)) & !0xffff, &0xa92b_4efc_u32.to_le_bytes()),
+        ("md metadata 1.0", BYTES - 8192, &0xa92b_4efc_u32.to_le_bytes()),
+        ("a backup GPT", BYTES - 512, b"EFI PART"),
+    ] {
+        let file = File::create(&image).unwrap();
+        file.set_len(BYTES).unwrap();
+        file.write_all_at(magic, at).unwrap();
+        let first = at + magic.iter().position(|byte| *byte != 0).unwrap() as u64;
+        let (status, _, error) = blobfs(&["format", &image]);
+        let expected = format!("there is something on it, at byte {first}; --force overwrites it");
+        assert!(status == 1 && error.contains(&expected), "{what}: {error}");
+        let mut left = vec![0; magic.len()];
+        File::open(&image).unwrap().read_exact_at(&mut left, at).unwrap();
+        assert_eq!(left, magic, "{what}");
+        done(&["format", "--force", &image]);
+    }
     std::fs::remove_dir_all(directory).unwrap();
 }
 

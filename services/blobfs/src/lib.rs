@@ -45,6 +45,7 @@
 
 mod blocking;
 mod cache;
+mod content;
 #[cfg(test)]
 mod crash;
 mod error;
@@ -57,7 +58,8 @@ mod path;
 mod record;
 mod request;
 
-pub use blocking::{BlobFsOpenError, BlockingBlobFs, BlockingDevice, MemoryDevice};
+pub use blocking::{BlobFsOpenError, BlockingBlobFs, BlockingDevice, MemoryDevice, content_of};
+pub use content::{DeviceContent, DeviceLook};
 pub use error::{BlobFsError, NoBlobFs};
 pub use extents::{ExtentPart, ExtentRead, FileExtents};
 pub use fs::{

@@ -11,8 +11,8 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
 use blobfs::{
-    BlobFs, BlobFsError, BlobFsOpenError, BlobFsOptions, BlockingBlobFs, BlockingDevice, DirectoryItem,
-    OpenHow, format_options,
+    BlobFs, BlobFsError, BlobFsOpenError, BlobFsOptions, BlockingBlobFs, DeviceContent, DirectoryItem,
+    OpenHow, content_of, format_options,
 };
 use blobstore::{LoadOptions, StoreSeverity};
 use clap::{Args, Subcommand};
@@ -25,10 +25,6 @@ use crate::console::stdout_line;
 use crate::options::parse_size;
 use bdev_device::BdevDevice;
 use image::{COPY_BYTES, Files, ImageDevice, StoreDevice, at, bytes};
-
-/// Bytes at the front that have to be zero where a store is made without force: partition tables, super
-/// blocks of file systems and of stores are in them.
-const FOREIGN_BYTES: usize = 64 << 10;
 
 /// The subcommands of `ringbolt blobfs`.
 #[derive(Subcommand)]
@@ -252,10 +248,17 @@ fn format_device<'a>(
         }
         size => size.unwrap_or(device.bytes),
     };
-    let mut front = vec![0; FOREIGN_BYTES.min(device.bytes as usize)];
-    device.read(0, &mut front).map_err(|error| failed(&error))?;
-    if !options.force && front.iter().any(|byte| *byte != 0) {
-        return Err(failed(&"there is something on it; --force overwrites it"));
+    if !options.force {
+        match content_of(&mut device).map_err(|error| failed(&error))? {
+            DeviceContent::Blank => {}
+            DeviceContent::Blobstore => {
+                return Err(failed(&"there is a blobstore on it; --force overwrites it"));
+            }
+            DeviceContent::Other { at } => {
+                let what = format!("there is something on it, at byte {at}; --force overwrites it");
+                return Err(failed(&what));
+            }
+        }
     }
     check_space(bytes)?;
     if bytes > device.bytes {

@@ -1,23 +1,14 @@
 use super::*;
-use crate::uri::StoreUri;
+use crate::rig;
 use blobfs::OpenHow;
 use plugin_bdevs::ConfiguredBdevs;
 
-/// The bdev `M` of a RAM disk.
 fn ram_disk(mib: u64, test: &str) -> Arc<ConfiguredBdevs> {
-    let path = std::env::temp_dir().join(format!("ringbolt-{test}-{}.json", std::process::id()));
-    let params = format!(r#"{{"name":"M","num_blocks":{},"block_size":4096}}"#, mib << 8);
-    let malloc = format!(r#"{{"method":"bdev_malloc_create","params":{params}}}"#);
-    let config = format!(r#"{{"subsystems":[{{"subsystem":"bdev","config":[{malloc}]}}]}}"#);
-    std::fs::write(&path, config).unwrap();
-    let configured = Arc::new(ConfiguredBdevs::start(&path).unwrap());
-    std::fs::remove_file(&path).unwrap();
-    configured
+    rig::bdevs(test, &[rig::ram_disk(mib, 4096)])
 }
 
 fn opened(configured: &Arc<ConfiguredBdevs>) -> Arc<Store> {
-    let uri = StoreUri::parse("ringbolt://x.json?bdev=M&create=1").unwrap();
-    Arc::new(Store::open(configured.clone(), &uri).unwrap())
+    Arc::new(rig::open(configured, "M", "&create=1").unwrap())
 }
 
 /// A new file, to be written in order.
