@@ -125,6 +125,30 @@ fn a_copy_into_the_store_destroys_no_other_file() {
     std::fs::remove_dir_all(directory).unwrap();
 }
 
+#[test]
+fn a_device_that_lacks_a_part_is_not_said_to_be_free_to_be_formatted() {
+    let directory = scratch("blobfs-short");
+    let image = made(&directory);
+    File::options().write(true).open(&image).unwrap().set_len(60 << 20).unwrap();
+    let config = directory.join("bdevs.json").to_str().unwrap().to_string();
+    let with_blocks = |bytes: u32| {
+        let params = serde_json::json!({ "name": "Disk", "filename": image, "block_size": bytes });
+        let call = serde_json::json!({ "method": "bdev_aio_create", "params": params });
+        let bdevs = serde_json::json!({ "subsystems": [{ "subsystem": "bdev", "config": [call] }] });
+        std::fs::write(&config, bdevs.to_string()).unwrap();
+    };
+    with_blocks(4096);
+    for arguments in [&["check", &image][..], &["mkdir", "--config", &config, "Disk", "/d"]] {
+        let (status, _, error) = blobfs(arguments);
+        assert!(status == 1 && error.contains("its device only 62914560; a part of the device"), "{error}");
+        assert!(!error.contains("format"), "{error}");
+    }
+    with_blocks(8192);
+    let (status, _, error) = blobfs(&["ls", "--config", &config, "Disk"]);
+    assert!(status == 4 && error.contains("Disk: its blocks have 8192 bytes"), "{status}: {error}");
+    std::fs::remove_dir_all(directory).unwrap();
+}
+
 /// Detaches a loop device when a test ends.
 struct Loop(String);
 

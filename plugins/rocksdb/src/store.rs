@@ -83,6 +83,7 @@ async fn open_files(core: &Core, base: &BaseBdev, create: bool) -> Result<BlobFs
     };
     let advice = match error {
         LoadError::SuperBlock(_) => None,
+        LoadError::NoSuperBlock { .. } => return Err(failed(ErrorKind::Invalid, error.to_string())),
         LoadError::DeviceTooSmall { .. } => Some("a part of the device is missing, or it is another"),
         _ => Some("`ringbolt blob check` says what is wrong"),
     };

@@ -14,7 +14,7 @@ use blobfs::{
     BlobFs, BlobFsError, BlobFsOpenError, BlobFsOptions, BlockingBlobFs, DeviceContent, DirectoryItem,
     OpenHow, content_of, format_options,
 };
-use blobstore::{LoadOptions, StoreSeverity};
+use blobstore::{LoadError, LoadOptions, StoreSeverity};
 use clap::{Args, Subcommand};
 use comfy_table::{CellAlignment, Table};
 use file_lock::LockMode;
@@ -161,9 +161,13 @@ pub(crate) fn run(command: BlobFsCommand) -> Result<(), CommandError> {
 /// What to do about a store that cannot be opened.
 fn advice(error: &BlobFsOpenError) -> &'static str {
     match error {
-        BlobFsOpenError::Load(_) => {
+        BlobFsOpenError::Load(LoadError::SuperBlock(_) | LoadError::NoSuperBlock { .. }) => {
             "; `ringbolt blobfs format` makes a store, `ringbolt blob check` looks at one"
         }
+        BlobFsOpenError::Load(LoadError::DeviceTooSmall { .. }) => {
+            "; a part of the device is missing, or it is another"
+        }
+        BlobFsOpenError::Load(_) => "; `ringbolt blob check` says what is wrong",
         BlobFsOpenError::NoFiles(_) => "; `ringbolt blob list` shows what it has",
         BlobFsOpenError::Device { .. } => "; the kernel's log says why",
         BlobFsOpenError::Format(_) | BlobFsOpenError::Request(_) => "",
