@@ -50,7 +50,7 @@ fn files_are_copied_in_listed_printed_and_removed() {
     assert!(done(&["ls", &image, "db"]).lines().nth(1).unwrap().contains("3000001"));
     assert_eq!(
         done(&["check", &image]).lines().last(),
-        Some("3 files and directories, 57 MiB free, 0 problems")
+        Some("3 files and directories, 57 MiB free, 5 of 160 metadata pages used, 0 problems")
     );
     let (status, _, error) = blobfs(&["rm", &image, "db"]);
     assert!(status == 1 && error.contains("the directory is not empty"), "{error}");
@@ -278,6 +278,45 @@ fn a_copy_out_that_fails_keeps_the_old_file() {
     assert_eq!(output.status.code(), Some(1), "{}", text(&output.stderr));
     assert_eq!(std::fs::read(path("old")).unwrap(), b"old");
     assert_eq!(names(&directory), ["files.img", "old", "source"]);
+    std::fs::remove_dir_all(directory).unwrap();
+}
+
+#[test]
+fn a_store_has_as_many_names_as_it_is_made_for() {
+    let directory = scratch("blobfs-names");
+    let image = directory.join("files.img").to_str().unwrap().to_string();
+    let made = done(&["format", "--size=64m", "--max-files=3", &image]);
+    assert!(made.contains("metadata for 3 files"), "{made}");
+    (0..6).for_each(|at| _ = done(&["mkdir", &image, &format!("/d{at}")]));
+    for arguments in [&["mkdir", &image, "/more"][..], &["cp", &image, "Cargo.toml", ":/more"]] {
+        let (status, _, error) = blobfs(arguments);
+        assert!(status == 1 && error.contains("no metadata page is free"), "{error}");
+        assert!(!error.contains("full") && error.contains("--max-files"), "{error}");
+    }
+    let listed = done(&["ls", &image]);
+    assert_eq!(listed.lines().last(), Some("63 MiB free, 6 of 6 metadata pages used"));
+    let checked: Value = serde_json::from_str(&done(&["check", "--json", &image])).unwrap();
+    assert_eq!((&checked["metadata_pages"], &checked["metadata_pages_used"]), (&6.into(), &6.into()));
+    // A file needs two.
+    done(&["rm", "--recursive", &image, "/d3"]);
+    assert_eq!(blobfs(&["cp", &image, "Cargo.toml", ":/more"]).0, 1);
+    done(&["rm", "--recursive", &image, "/d4"]);
+    done(&["cp", &image, "Cargo.toml", ":/more"]);
+    for (files, name) in [("5000", "many.img"), ("4000000000", "too-many.img")] {
+        let path = directory.join(name).to_str().unwrap().to_string();
+        let (status, out, error) = blobfs(&["format", "--size=64m", &format!("--max-files={files}"), &path]);
+        match name {
+            "many.img" => assert!(status == 0 && out.contains("metadata for 500"), "{out}{error}"),
+            _ => assert!(
+                status == 1 && error.contains("metadata") && !Path::new(&path).exists(),
+                "{out}{error}"
+            ),
+        }
+    }
+    // Clusters of another size leave the number as it is.
+    let large = directory.join("large.img").to_str().unwrap().to_string();
+    let made = done(&["format", "--size=64m", "--cluster=4m", &large]);
+    assert!(made.contains("metadata for 80 files"), "{made}");
     std::fs::remove_dir_all(directory).unwrap();
 }
 

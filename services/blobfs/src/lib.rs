@@ -63,7 +63,8 @@ pub use content::{DeviceContent, DeviceLook};
 pub use error::{BlobFsError, NoBlobFs};
 pub use extents::{ExtentPart, ExtentRead, FileExtents};
 pub use fs::{
-    BlobFs, BlobFsOptions, LOG_AHEAD_BYTES, LOG_BLOCK_BYTES, REQUEST_BYTES_MAX, REQUESTS_MAX, format_options,
+    BlobFs, BlobFsOptions, LOG_AHEAD_BYTES, LOG_BLOCK_BYTES, MetadataPages, REQUEST_BYTES_MAX, REQUESTS_MAX,
+    format_options,
 };
 pub use load::FileFinding;
 pub use path::NAME_BYTES_MAX;
