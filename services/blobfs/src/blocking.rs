@@ -273,6 +273,14 @@ impl<D: BlockingDevice> BlockingBlobFs<D> {
         self.request(BlobFsRequest::Unlink { path: path.to_vec() }).map(drop)
     }
 
+    /// Removes files and empty directories together.
+    ///
+    /// # Errors
+    /// One is not there, or is a directory with entries: nothing is removed then. Or the device failed.
+    pub fn remove_all(&self, paths: Vec<Vec<u8>>) -> Result<(), BlobFsError> {
+        self.request(BlobFsRequest::RemoveAll { paths }).map(drop)
+    }
+
     /// Makes a directory.
     ///
     /// # Errors

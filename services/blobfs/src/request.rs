@@ -133,6 +133,12 @@ pub enum BlobFsRequest {
         /// The file.
         path: Vec<u8>,
     },
+    /// Removes files and empty directories at the same time, so that they share flushes. Nothing is removed if
+    /// one of them cannot be; after a power failure any of them may be left.
+    RemoveAll {
+        /// The files and directories, each once.
+        paths: Vec<Vec<u8>>,
+    },
     /// Makes a directory. It is durable when the request ends.
     MakeDirectory {
         /// The directory.
@@ -160,7 +166,12 @@ impl BlobFsRequest {
         use BlobFsRequest::*;
         match self {
             Open { .. } | Lock { .. } | Close { .. } | Rename { .. } | Unlink { .. } => true,
-            MakeDirectory { .. } | RemoveDirectory { .. } | SyncDirectory { .. } | SyncAll | Unload => true,
+            RemoveAll { .. }
+            | MakeDirectory { .. }
+            | RemoveDirectory { .. }
+            | SyncDirectory { .. }
+            | SyncAll
+            | Unload => true,
             Read { .. } | Write { .. } | Append { .. } | Truncate { .. } => false,
             Allocate { .. } | Reserve { .. } | Sync { .. } | SyncLog { .. } => false,
         }

@@ -4,6 +4,7 @@ mod bdev_device;
 mod copy;
 mod image;
 mod mount;
+mod remove;
 
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};
@@ -156,7 +157,7 @@ pub(crate) fn run(command: BlobFsCommand) -> Result<(), CommandError> {
             image.change(|files| files.make_directory(bytes(&path)).map_err(|error| at(&path, &error)))
         }
         BlobFsCommand::Rm { image, path, recursive } => {
-            image.change(|files| remove(files, bytes(&path), recursive))
+            image.change(|files| remove::remove(files, &path, recursive))
         }
         BlobFsCommand::Mount { image, directory } => {
             mount::mount(image.read(LoadOptions::default())?, &image.image, &directory)
@@ -448,27 +449,4 @@ fn item_row(item: &DirectoryItem) -> [String; 3] {
         true => [format!("{name}/"), String::new(), String::new()],
         false => [name, item.status.size.to_string(), item.status.allocated_bytes.to_string()],
     }
-}
-
-fn remove(files: &Files, path: &[u8], recursive: bool) -> Result<(), CommandError> {
-    let failed = |path: &[u8], error: BlobFsError| at(Path::new(std::ffi::OsStr::from_bytes(path)), &error);
-    let status = files.status(path).map_err(|error| failed(path, error))?;
-    if !status.is_directory {
-        return files.unlink(path).map_err(|error| failed(path, error));
-    }
-    // Directories are removed after what is in them.
-    let mut found = vec![path.to_vec()];
-    let mut at = 0;
-    while recursive && at < found.len() {
-        let directory = found[at].clone();
-        for item in files.list(&directory).map_err(|error| failed(&directory, error))? {
-            let below = [&directory[..], b"/", &item.name].concat();
-            match item.status.is_directory {
-                true => found.push(below),
-                false => files.unlink(&below).map_err(|error| failed(&below, error))?,
-            }
-        }
-        at += 1;
-    }
-    found.iter().rev().try_for_each(|path| files.remove_directory(path).map_err(|error| failed(path, error)))
 }

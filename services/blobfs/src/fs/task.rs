@@ -245,6 +245,10 @@ pub(super) enum Step {
     DirectoryDeleted {
         number: DirectoryNumber,
     },
+    /// Deletes blobs at the same time.
+    DeleteBlobs {
+        blobs: Vec<blobstore::BlobId>,
+    },
     /// Deletes blobs that loading found to be of no use.
     DeleteBlob {
         blob: blobstore::BlobId,
