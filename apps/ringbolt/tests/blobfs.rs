@@ -86,6 +86,29 @@ fn what_is_no_store_or_is_in_use_is_refused_with_what_to_do() {
 }
 
 #[test]
+fn a_store_is_opened_that_another_closes_a_moment_later() {
+    let directory = scratch("blobfs-late");
+    let image = made(&directory);
+    let file = File::open(&image).unwrap();
+    rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive).unwrap();
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_ringbolt"));
+    let mut child = command.args(["blobfs", "mkdir", &image, "/d"]).spawn().unwrap();
+    // It waits for the lock when it has the image open.
+    let files = format!("/proc/{}/fd", child.id());
+    let is_open = || {
+        let files = std::fs::read_dir(&files).into_iter().flatten().flatten();
+        let mut targets = files.filter_map(|entry| std::fs::read_link(entry.path()).ok());
+        targets.any(|target| target == Path::new(&image))
+    };
+    while !is_open() && child.try_wait().unwrap().is_none() {
+        std::thread::yield_now();
+    }
+    drop(file);
+    assert!(child.wait().unwrap().success());
+    std::fs::remove_dir_all(directory).unwrap();
+}
+
+#[test]
 fn a_copy_into_the_store_destroys_no_other_file() {
     let directory = scratch("blobfs-temporary");
     let image = made(&directory);
