@@ -142,6 +142,8 @@ impl Store {
                     let plan = |flushes| FsPlan::new(&of_task, fs, flushes, discards, of_plan);
                     start_poller(&of_task, &of_core, plan, over)
                 });
+                // Who opens again after an error finds the bdev unclaimed.
+                drop(of_core);
                 // The opener has gone only if its thread was killed.
                 _ = opened.send(result);
             };
