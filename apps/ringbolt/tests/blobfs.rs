@@ -50,7 +50,7 @@ fn files_are_copied_in_listed_printed_and_removed() {
     assert!(done(&["ls", &image, "db"]).lines().nth(1).unwrap().contains("3000001"));
     assert_eq!(
         done(&["check", &image]).lines().last(),
-        Some("3 files and directories, 57 MiB free, 0 problems")
+        Some("3 files and directories, 57 MiB free, 5 of 160 metadata pages used, 0 problems")
     );
     let (status, _, error) = blobfs(&["rm", &image, "db"]);
     assert!(status == 1 && error.contains("the directory is not empty"), "{error}");
@@ -65,7 +65,7 @@ fn what_is_no_store_or_is_in_use_is_refused_with_what_to_do() {
     let directory = scratch("blobfs-refused");
     let image = made(&directory);
     let (status, _, error) = blobfs(&["format", &image]);
-    assert!(status == 1 && error.contains("there is something on it; --force overwrites it"), "{error}");
+    assert!(status == 1 && error.contains("there is a blobstore on it; --force overwrites it"), "{error}");
     let file = File::options().read(true).write(true).open(&image).unwrap();
     rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive).unwrap();
     let (status, _, error) = blobfs(&["ls", &image]);
@@ -82,6 +82,29 @@ fn what_is_no_store_or_is_in_use_is_refused_with_what_to_do() {
     // The type is at byte 56 of the super block; the CRC is then wrong.
     File::options().write(true).open(&image).unwrap().write_all_at(b"X", 56).unwrap();
     assert_eq!(blobfs(&["check", &image]).0, 1);
+    std::fs::remove_dir_all(directory).unwrap();
+}
+
+#[test]
+fn a_store_is_opened_that_another_closes_a_moment_later() {
+    let directory = scratch("blobfs-late");
+    let image = made(&directory);
+    let file = File::open(&image).unwrap();
+    rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive).unwrap();
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_ringbolt"));
+    let mut child = command.args(["blobfs", "mkdir", &image, "/d"]).spawn().unwrap();
+    // It waits for the lock when it has the image open.
+    let files = format!("/proc/{}/fd", child.id());
+    let is_open = || {
+        let files = std::fs::read_dir(&files).into_iter().flatten().flatten();
+        let mut targets = files.filter_map(|entry| std::fs::read_link(entry.path()).ok());
+        targets.any(|target| target == Path::new(&image))
+    };
+    while !is_open() && child.try_wait().unwrap().is_none() {
+        std::thread::yield_now();
+    }
+    drop(file);
+    assert!(child.wait().unwrap().success());
     std::fs::remove_dir_all(directory).unwrap();
 }
 
@@ -122,6 +145,30 @@ fn a_copy_into_the_store_destroys_no_other_file() {
     assert!(status == 1 && error.contains("the store is full"), "{error}");
     assert_eq!((list(), cat("/x")), (before, "other".into()));
     done(&["check", &image]);
+    std::fs::remove_dir_all(directory).unwrap();
+}
+
+#[test]
+fn a_device_that_lacks_a_part_is_not_said_to_be_free_to_be_formatted() {
+    let directory = scratch("blobfs-short");
+    let image = made(&directory);
+    File::options().write(true).open(&image).unwrap().set_len(60 << 20).unwrap();
+    let config = directory.join("bdevs.json").to_str().unwrap().to_string();
+    let with_blocks = |bytes: u32| {
+        let params = serde_json::json!({ "name": "Disk", "filename": image, "block_size": bytes });
+        let call = serde_json::json!({ "method": "bdev_aio_create", "params": params });
+        let bdevs = serde_json::json!({ "subsystems": [{ "subsystem": "bdev", "config": [call] }] });
+        std::fs::write(&config, bdevs.to_string()).unwrap();
+    };
+    with_blocks(4096);
+    for arguments in [&["check", &image][..], &["mkdir", "--config", &config, "Disk", "/d"]] {
+        let (status, _, error) = blobfs(arguments);
+        assert!(status == 1 && error.contains("its device only 62914560; a part of the device"), "{error}");
+        assert!(!error.contains("format"), "{error}");
+    }
+    with_blocks(8192);
+    let (status, _, error) = blobfs(&["ls", "--config", &config, "Disk"]);
+    assert!(status == 4 && error.contains("Disk: its blocks have 8192 bytes"), "{status}: {error}");
     std::fs::remove_dir_all(directory).unwrap();
 }
 
@@ -258,6 +305,45 @@ fn a_copy_out_that_fails_keeps_the_old_file() {
 }
 
 #[test]
+fn a_store_has_as_many_names_as_it_is_made_for() {
+    let directory = scratch("blobfs-names");
+    let image = directory.join("files.img").to_str().unwrap().to_string();
+    let made = done(&["format", "--size=64m", "--max-files=3", &image]);
+    assert!(made.contains("metadata for 3 files"), "{made}");
+    (0..6).for_each(|at| _ = done(&["mkdir", &image, &format!("/d{at}")]));
+    for arguments in [&["mkdir", &image, "/more"][..], &["cp", &image, "Cargo.toml", ":/more"]] {
+        let (status, _, error) = blobfs(arguments);
+        assert!(status == 1 && error.contains("no metadata page is free"), "{error}");
+        assert!(!error.contains("full") && error.contains("--max-files"), "{error}");
+    }
+    let listed = done(&["ls", &image]);
+    assert_eq!(listed.lines().last(), Some("63 MiB free, 6 of 6 metadata pages used"));
+    let checked: Value = serde_json::from_str(&done(&["check", "--json", &image])).unwrap();
+    assert_eq!((&checked["metadata_pages"], &checked["metadata_pages_used"]), (&6.into(), &6.into()));
+    // A file needs two.
+    done(&["rm", "--recursive", &image, "/d3"]);
+    assert_eq!(blobfs(&["cp", &image, "Cargo.toml", ":/more"]).0, 1);
+    done(&["rm", "--recursive", &image, "/d4"]);
+    done(&["cp", &image, "Cargo.toml", ":/more"]);
+    for (files, name) in [("5000", "many.img"), ("4000000000", "too-many.img")] {
+        let path = directory.join(name).to_str().unwrap().to_string();
+        let (status, out, error) = blobfs(&["format", "--size=64m", &format!("--max-files={files}"), &path]);
+        match name {
+            "many.img" => assert!(status == 0 && out.contains("metadata for 500"), "{out}{error}"),
+            _ => assert!(
+                status == 1 && error.contains("metadata") && !Path::new(&path).exists(),
+                "{out}{error}"
+            ),
+        }
+    }
+    // Clusters of another size leave the number as it is.
+    let large = directory.join("large.img").to_str().unwrap().to_string();
+    let made = done(&["format", "--size=64m", "--cluster=4m", &large]);
+    assert!(made.contains("metadata for 80 files"), "{made}");
+    std::fs::remove_dir_all(directory).unwrap();
+}
+
+#[test]
 fn a_format_that_is_refused_or_fails_changes_nothing() {
     let directory = scratch("blobfs-format");
     let path = |name: &str| directory.join(name).to_str().unwrap().to_string();
@@ -267,7 +353,7 @@ fn a_format_that_is_refused_or_fails_changes_nothing() {
         assert!(status != 0 && error.contains(with), "{arguments:?}: {error}");
     };
     std::fs::write(path("used"), "used").unwrap();
-    refused(&["--size=40m", &path("used")], "there is something on it");
+    refused(&["--size=40m", &path("used")], "there is something on it, at byte 0; --force overwrites it");
     assert_eq!(std::fs::read(path("used")).unwrap(), b"used");
     let file = File::create(path("locked")).unwrap();
     rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive).unwrap();
@@ -288,6 +374,33 @@ fn a_format_that_is_refused_or_fails_changes_nothing() {
     assert_eq!(names(&directory), ["fifo", "locked", "used"]);
     done(&["format", "--size=64m", &path("locked")]);
     assert_eq!(bytes("locked"), 64 << 20);
+    std::fs::remove_dir_all(directory).unwrap();
+}
+
+#[test]
+fn what_begins_late_or_is_at_the_end_of_a_device_is_not_overwritten() {
+    const BYTES: u64 = 64 << 20;
+    let directory = scratch("blobfs-foreign");
+    let image = directory.join("image").to_str().unwrap().to_string();
+    for (what, at, magic) in [
+        ("the super block of btrfs", (64 << 10) + 64, &b"_BHRfS_M"[..]),
+        ("that of UFS2 at its last place", (256 << 10) + 1372, &0x1954_0119_u32.to_le_bytes()),
+        ("md metadata 0.90", (BYTES - (64 << 10)) & !0xffff, &0xa92b_4efc_u32.to_le_bytes()),
+        ("md metadata 1.0", BYTES - 8192, &0xa92b_4efc_u32.to_le_bytes()),
+        ("a backup GPT", BYTES - 512, b"EFI PART"),
+    ] {
+        let file = File::create(&image).unwrap();
+        file.set_len(BYTES).unwrap();
+        file.write_all_at(magic, at).unwrap();
+        let first = at + magic.iter().position(|byte| *byte != 0).unwrap() as u64;
+        let (status, _, error) = blobfs(&["format", &image]);
+        let expected = format!("there is something on it, at byte {first}; --force overwrites it");
+        assert!(status == 1 && error.contains(&expected), "{what}: {error}");
+        let mut left = vec![0; magic.len()];
+        File::open(&image).unwrap().read_exact_at(&mut left, at).unwrap();
+        assert_eq!(left, magic, "{what}");
+        done(&["format", "--force", &image]);
+    }
     std::fs::remove_dir_all(directory).unwrap();
 }
 

@@ -33,6 +33,15 @@ pub enum Queued {
     InFlight,
     /// It has ended.
     Completed(FinishedUnit),
+    /// The engine does not do such an I/O, which fails. The first reason of a job is printed.
+    Refused {
+        /// The I/O.
+        unit: IoUnit,
+        /// The `errno`.
+        errno: i32,
+        /// What is wrong with it, for the user.
+        reason: String,
+    },
     /// There is no room: fio reaps others, and queues it again.
     Busy(IoUnit),
 }

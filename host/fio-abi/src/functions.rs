@@ -19,6 +19,23 @@ const BUSY: c_int = 2;
 struct JobEngine {
     engine: Box<dyn FioEngine>,
     finished: Vec<FinishedUnit>,
+    /// The reason of an I/O that was refused is printed already.
+    has_refused: bool,
+}
+
+impl JobEngine {
+    /// Queues an I/O; what is refused has completed.
+    fn queue(&mut self, unit: IoUnit) -> Queued {
+        match self.engine.queue(unit) {
+            Queued::Refused { unit, errno, reason } => {
+                if !std::mem::replace(&mut self.has_refused, true) {
+                    report(&reason);
+                }
+                Queued::Completed(unit.finish(Err(errno)))
+            }
+            queued => queued,
+        }
+    }
 }
 
 thread_local! {
@@ -85,7 +102,9 @@ pub(crate) extern "C" fn set_option<const INDEX: usize>(_options: *mut c_void, t
 pub(crate) extern "C" fn init(_thread: *mut c_void) -> c_int {
     status(guarded(|loaded| {
         let engine = (loaded.definition.start)()?;
-        JOB.with(|cell| *cell.borrow_mut() = Some(JobEngine { engine, finished: Vec::new() }));
+        JOB.with(|cell| {
+            *cell.borrow_mut() = Some(JobEngine { engine, finished: Vec::new(), has_refused: false })
+        });
         Ok(())
     }))
 }
@@ -147,9 +166,9 @@ pub(crate) extern "C" fn queue(_thread: *mut c_void, io_u: *mut c_void) -> c_int
     let offset_at = loaded.version.unit_offset_at;
     // SAFETY: fio queues it now, and takes it back by a completion only.
     let unit = || unsafe { IoUnit::new(at, offset_at) };
-    match with_job(|job| job.engine.queue(unit())) {
+    match with_job(|job| job.queue(unit())) {
         Some(Queued::InFlight) => IN_FLIGHT,
-        Some(Queued::Completed(_)) => COMPLETED,
+        Some(Queued::Completed(_) | Queued::Refused { .. }) => COMPLETED,
         Some(Queued::Busy(_)) => BUSY,
         None => {
             _ = unit().finish(Err(libc::EIO));

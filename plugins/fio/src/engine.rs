@@ -104,7 +104,7 @@ impl FioEngine for JobEngine {
         };
         let range = match range_of(&unit, self.files[at].geometry.block_bytes) {
             Ok(range) => range,
-            Err(errno) => return Queued::Completed(unit.finish(Err(errno))),
+            Err((errno, reason)) => return Queued::Refused { unit, errno, reason },
         };
         let mut data = None;
         if matches!(range.op, Op::Read | Op::Write) {
@@ -200,23 +200,38 @@ impl JobEngine {
     }
 }
 
-/// What a unit asks of a device with blocks of this size, or an `errno`.
-fn range_of(unit: &IoUnit, block_bytes: u32) -> Result<UnitRange, i32> {
+/// What a unit asks of a device with blocks of this size; or an `errno`, and why.
+fn range_of(unit: &IoUnit, block_bytes: u32) -> Result<UnitRange, (i32, String)> {
     let op = match unit.kind() {
         UnitKind::Read => Op::Read,
         UnitKind::Write => Op::Write,
         UnitKind::Trim => Op::Unmap,
         UnitKind::Sync => return Ok(UnitRange { op: Op::Flush, first: 0, blocks: 0 }),
-        UnitKind::Other => return Err(NOT_SUPPORTED),
+        UnitKind::Other => {
+            return Err((NOT_SUPPORTED, "this engine reads, writes, trims and syncs only".to_string()));
+        }
     };
-    let (offset, length, block_bytes) = (unit.offset(), unit.length(), u64::from(block_bytes));
-    let is_whole = offset.is_multiple_of(block_bytes) && length.is_multiple_of(block_bytes);
-    let blocks = u32::try_from(length / block_bytes).ok().filter(|blocks| is_whole && *blocks > 0);
-    let blocks = blocks.ok_or(INVALID)?;
+    checked_range(op, unit.offset(), unit.length(), block_bytes)
+}
+
+fn checked_range(op: Op, offset: u64, length: u64, block_bytes: u32) -> Result<UnitRange, (i32, String)> {
+    let invalid = |why: String| Err((INVALID, format!("an I/O of {length} bytes at {offset}: {why}")));
     if op != Op::Unmap && length > IO_BYTES_MAX {
-        return Err(INVALID);
+        return invalid(format!(
+            "this engine has blocks of at most {} MiB, so --bs, --bsrange and --bssplit too",
+            IO_BYTES_MAX >> 20
+        ));
     }
-    Ok(UnitRange { op, first: offset / block_bytes, blocks })
+    let block = u64::from(block_bytes);
+    if !offset.is_multiple_of(block) || !length.is_multiple_of(block) {
+        return invalid(format!(
+            "the device has blocks of {block} bytes; --bs, --offset, --size and --blockalign have to be multiples"
+        ));
+    }
+    match u32::try_from(length / block) {
+        Ok(blocks) if blocks > 0 => Ok(UnitRange { op, first: offset / block, blocks }),
+        _ => invalid(format!("it has no blocks of {block} bytes, or more than {}", u32::MAX)),
+    }
 }
 
 #[cfg(test)]

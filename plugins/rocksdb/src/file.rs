@@ -20,7 +20,7 @@ const AHEAD_BYTES: usize = 64 << 10;
 pub(crate) fn file_error(error: BlobFsError) -> FileError {
     let kind = match &error {
         BlobFsError::NotFound => ErrorKind::NotFound,
-        BlobFsError::NoSpace => ErrorKind::NoSpace,
+        BlobFsError::NoSpace | BlobFsError::NoPages => ErrorKind::NoSpace,
         BlobFsError::Locked | BlobFsError::Busy => ErrorKind::Busy,
         BlobFsError::Invalid(_) | BlobFsError::NameTooLong | BlobFsError::NotOpen => ErrorKind::Invalid,
         BlobFsError::Exists

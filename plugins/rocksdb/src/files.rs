@@ -27,6 +27,16 @@ fn status_of(status: &FileStatus) -> FileAttributes {
     FileAttributes { is_directory: status.is_directory, bytes: status.size }
 }
 
+/// An error of a rename. RocksDB's text begins with the old name, so what is there at the new one is named.
+fn rename_error(error: BlobFsError, to: &[u8]) -> FileError {
+    let is_of_new = matches!(error, BlobFsError::IsDirectory | BlobFsError::Exists);
+    let error = file_error(error);
+    match is_of_new {
+        true => FileError::new(error.kind, format!("{}: {}", String::from_utf8_lossy(to), error.text)),
+        false => error,
+    }
+}
+
 impl Files {
     pub(crate) fn new(store: Store) -> Files {
         Files { store: Arc::new(store), tails: Mutex::new(HashMap::new()) }
@@ -139,7 +149,8 @@ impl RocksFiles for Files {
     fn rename(&self, from: &[u8], to: &[u8]) -> Result<(), FileError> {
         // A rename makes the data of a file durable, so it has to be there.
         self.write_out();
-        self.done(BlobFsRequest::Rename { from: from.to_vec(), to: to.to_vec() })?;
+        let request = BlobFsRequest::Rename { from: from.to_vec(), to: to.to_vec() };
+        self.store.request(request).map_err(|error| rename_error(error, to))?;
         let mut tails = sync::lock(&self.tails);
         let to = plain(to);
         tails.remove(&to);
@@ -161,6 +172,22 @@ impl RocksFiles for Files {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rig;
+
+    #[test]
+    fn a_rename_onto_a_directory_names_that() {
+        let configured = rig::bdevs("files-rename", &[rig::ram_disk(16, 4096)]);
+        let files = Files::new(rig::open(&configured, "M", "&create=1").unwrap());
+        for directory in [&b"/d"[..], b"/e"] {
+            files.make_directory(directory).unwrap();
+        }
+        files.open(b"/f", FileOpen::Create).unwrap().close().unwrap();
+        let text = |from: &[u8], to: &[u8]| files.rename(from, to).unwrap_err().text;
+        assert_eq!(text(b"/f", b"/d"), "/d: it is a directory");
+        assert_eq!(text(b"/d", b"/e"), "/e: there is a file or directory of that name");
+        assert_eq!(text(b"/none", b"/e"), "there is no such file or directory");
+        files.close();
+    }
 
     #[test]
     fn slashes_make_no_other_path() {

@@ -590,11 +590,23 @@ class RingboltFileSystem : public FileSystem {
   const std::string uri_;
 };
 
+// RocksDB makes an InvalidArgument of whatever fails in a factory: the text begins with the kind.
+std::string MessageOf(const ErrorText& error) {
+  switch (error.kind) {
+    case kErrorCorruption:
+      return std::string("Corruption: ") + error.text;
+    case kErrorIo:
+      return std::string("IO error: ") + error.text;
+    default:
+      return error.text;
+  }
+}
+
 FileSystem* Open(const std::string& uri, std::unique_ptr<FileSystem>* guard, std::string* message) {
   ErrorText error;
   Store store = nullptr;
   if (!Functions().store_open(Functions().definition, BytesOf(uri), &store, &error)) {
-    *message = error.text;
+    *message = MessageOf(error);
     return nullptr;
   }
   guard->reset(new RingboltFileSystem(std::make_shared<OpenStore>(store), uri));

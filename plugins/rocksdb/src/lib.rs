@@ -16,6 +16,8 @@ mod files;
 mod load;
 mod plan;
 mod process;
+#[cfg(test)]
+mod rig;
 mod store;
 mod stores;
 mod tail;

@@ -1,17 +1,30 @@
-//! Loading of a store: the reads of its loader, over a bdev.
+//! Loading of a store, and a look at a bdev without one: reads over a bdev.
 
 use bdev::stacking::BaseBdev;
 use bdev::{PlannedAction, PlannedIo, PlannedOutcome, Planner, run_plan};
+use blobfs::{DeviceContent, DeviceLook};
 use blobstore::{BlobStore, BlobStoreLoader, LoadError, LoadOptions};
 use reactor::Core;
 
-/// Bytes at the front of a device that have to be zero where a store is made: partition tables, super blocks
-/// of file systems and of stores are in them.
-const FOREIGN_BYTES: usize = 64 << 10;
+/// Why no store is loaded.
+pub(crate) enum NotLoaded {
+    /// The device cannot be opened or read.
+    Device(String),
+    /// There is none on it, or it is damaged.
+    Store(LoadError),
+}
 
 struct LoadPlan {
     loader: BlobStoreLoader,
     outcome: Option<Result<BlobStore, LoadError>>,
+}
+
+/// What a read has returned; `None` if the device failed.
+fn bytes_of(outcome: PlannedOutcome) -> Option<Vec<u8>> {
+    let data = outcome.ok().flatten()?;
+    let mut bytes = vec![0; data.len()];
+    data.copy_to(0, &mut bytes);
+    Some(bytes)
 }
 
 impl Planner for LoadPlan {
@@ -22,34 +35,28 @@ impl Planner for LoadPlan {
     }
 
     fn complete(&mut self, id: u64, outcome: PlannedOutcome) {
-        let content = outcome.ok().flatten().map(|data| {
-            let mut content = vec![0; data.len()];
-            data.copy_to(0, &mut content);
-            content
-        });
-        self.loader.complete(id, content.as_deref());
+        self.loader.complete(id, bytes_of(outcome).as_deref());
         self.outcome = self.outcome.take().or_else(|| self.loader.outcome());
     }
 }
 
-/// Reads the front of a device.
-struct FrontPlan {
-    bytes: usize,
-    is_begun: bool,
-    is_empty: Option<bool>,
+/// Looks at what is on a device. Reads are named by where they begin.
+struct LookPlan {
+    look: DeviceLook,
+    failed_at: Option<u64>,
 }
 
-impl Planner for FrontPlan {
+impl Planner for LookPlan {
     fn next_io(&mut self) -> Option<PlannedIo> {
-        let is_begun = std::mem::replace(&mut self.is_begun, true);
-        let action = PlannedAction::Read { offset: 0, bytes: self.bytes };
-        (!is_begun).then_some(PlannedIo { id: 0, action })
+        let range = self.look.next_range()?;
+        let bytes = (range.end - range.start) as usize;
+        Some(PlannedIo { id: range.start, action: PlannedAction::Read { offset: range.start, bytes } })
     }
 
-    fn complete(&mut self, _id: u64, outcome: PlannedOutcome) {
-        if let Ok(Some(data)) = outcome {
-            self.is_empty =
-                Some(data.slices().iter().all(|part| part.as_slice().iter().all(|byte| *byte == 0)));
+    fn complete(&mut self, id: u64, outcome: PlannedOutcome) {
+        match bytes_of(outcome) {
+            Some(data) => self.look.add(id, &data),
+            None => self.failed_at = Some(id),
         }
     }
 }
@@ -57,30 +64,35 @@ impl Planner for FrontPlan {
 /// Loads the store of a bdev.
 ///
 /// # Errors
-/// There is none, or it is damaged.
-pub(crate) async fn load(core: &Core, base: &BaseBdev) -> Result<BlobStore, String> {
+/// The bdev cannot be read, there is no store on it, or it is damaged.
+pub(crate) async fn load(core: &Core, base: &BaseBdev) -> Result<BlobStore, NotLoaded> {
     let bytes = base.device().geometry().bytes();
     let mut plan = LoadPlan { loader: BlobStoreLoader::new(bytes, LoadOptions::default()), outcome: None };
-    // A device without a super block is refused without a read.
+    // A device without space for a super block is refused without a read.
     plan.outcome = plan.loader.outcome();
     if plan.outcome.is_none() {
-        let channel = base.channel(core).map_err(|error| error.to_string())?;
+        let channel = base.channel(core).map_err(|error| NotLoaded::Device(error.to_string()))?;
         plan = run_plan(core, channel, plan).await;
     }
     match plan.outcome {
-        Some(outcome) => outcome.map_err(|error| error.to_string()),
-        None => Err("the device did not complete its reads".to_string()),
+        Some(Ok(store)) => Ok(store),
+        Some(Err(error @ LoadError::Read { .. })) => Err(NotLoaded::Device(error.to_string())),
+        Some(Err(error)) => Err(NotLoaded::Store(error)),
+        None => Err(NotLoaded::Device("the device did not complete its reads".to_string())),
     }
 }
 
-/// Whether the front of a device is zero.
+/// What is on a bdev that has no store.
 ///
 /// # Errors
 /// It cannot be read.
-pub(crate) async fn is_empty(core: &Core, base: &BaseBdev) -> Result<bool, String> {
+pub(crate) async fn content(core: &Core, base: &BaseBdev) -> Result<DeviceContent, String> {
     let geometry = base.device().geometry();
-    let bytes = FOREIGN_BYTES.min(geometry.bytes() as usize);
     let channel = base.channel(core).map_err(|error| error.to_string())?;
-    let plan = run_plan(core, channel, FrontPlan { bytes, is_begun: false, is_empty: None }).await;
-    plan.is_empty.ok_or_else(|| "its first blocks cannot be read".to_string())
+    let look = DeviceLook::new(geometry.bytes(), geometry.block_size);
+    let plan = run_plan(core, channel, LookPlan { look, failed_at: None }).await;
+    match plan.failed_at {
+        Some(at) => Err(format!("it cannot be read at {at}")),
+        None => Ok(plan.look.content()),
+    }
 }

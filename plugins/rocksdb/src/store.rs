@@ -7,16 +7,17 @@ use std::sync::{Arc, Mutex};
 use bdev::stacking::{BaseBdev, BaseChannel};
 use bdev::{Access, DeviceReader, PlanRunner};
 use blobfs::{
-    BlobFs, BlobFsError, BlobFsOptions, BlobFsReply, BlobFsRequest, BlobFsRequestId, FileExtents, OpenNumber,
-    format_options,
+    BlobFs, BlobFsError, BlobFsOptions, BlobFsReply, BlobFsRequest, BlobFsRequestId, DeviceContent,
+    FileExtents, OpenNumber, format_options,
 };
+use blobstore::LoadError;
 use plugin_bdevs::ConfiguredBdevs;
 use reactor::{Core, MailboxReceiver, MailboxSender, Period, PollResult, Poller, Shutdown, blocking};
 use rocksdb_abi::{ErrorKind, FileError};
 
 use crate::buffers::WriteBuffers;
 use crate::call::{Call, CallReply, call};
-use crate::load;
+use crate::load::{self, NotLoaded};
 use crate::plan::FsPlan;
 use crate::process;
 use crate::uri::StoreUri;
@@ -25,6 +26,8 @@ use crate::uri::StoreUri;
 const MESSAGES_MAX: usize = 4096;
 /// Messages that are taken in one turn.
 const MESSAGES_A_TURN: usize = 256;
+/// Bytes of the largest block of a bdev: a page of metadata.
+const BLOCK_BYTES_MAX: u32 = 4096;
 /// Who claims the bdev.
 const HOLDER: &str = "RocksDB's files";
 
@@ -51,34 +54,61 @@ pub(crate) struct Store {
     /// It outlives the store's channels.
     configured: Mutex<Option<Arc<ConfiguredBdevs>>>,
     is_closed: AtomicBool,
+    #[cfg(test)]
+    before_begin: Mutex<Option<BeforeBegin>>,
 }
 
-/// Loads the files of a bdev, or makes them.
+/// What a test does before a request is begun.
+#[cfg(test)]
+type BeforeBegin = Box<dyn Fn(&BlobFsRequest) + Send>;
+
+/// Loads the files of a bdev, or makes them. Overwriting is recommended only for a bdev that was read, and has
+/// something else on it.
 async fn open_files(core: &Core, base: &BaseBdev, create: bool) -> Result<BlobFs, FileError> {
-    let corrupt = |text: String| FileError::new(ErrorKind::Corruption, text);
-    let name = base.device().name().to_string();
     let device = lvol::blob_store_device(base);
-    match load::load(core, base).await {
-        Ok(store) => BlobFs::open(store, device, BlobFsOptions::default())
-            .map_err(|error| corrupt(format!("{name}: {error}; `ringbolt blob list` shows what it has"))),
-        Err(error) => {
-            let is_empty = load::is_empty(core, base).await;
-            let is_empty =
-                is_empty.map_err(|error| FileError::new(ErrorKind::Io, format!("{name}: {error}")))?;
-            match (is_empty, create) {
-                (true, true) => BlobFs::format(&format_options(), device, BlobFsOptions::default())
-                    .map_err(|error| FileError::new(ErrorKind::Invalid, format!("{name}: {error}"))),
-                (true, false) => Err(FileError::new(
-                    ErrorKind::Invalid,
-                    format!(
-                        "{name} is empty: create=1 in the URI makes a store of files, or `ringbolt blobfs format`"
-                    ),
-                )),
-                (false, _) => Err(corrupt(format!(
-                    "{name}: {error}; there is something else on it, `ringbolt blobfs format --force` overwrites it"
-                ))),
-            }
+    let name = base.device().name().to_string();
+    let failed = |kind, text: String| FileError::new(kind, format!("{name}: {text}"));
+    if !BLOCK_BYTES_MAX.is_multiple_of(device.block_bytes) {
+        let text = format!("its blocks have {} bytes, and a store needs 512 or 4096", device.block_bytes);
+        return Err(failed(ErrorKind::Invalid, text));
+    }
+    let error = match load::load(core, base).await {
+        Ok(store) => {
+            return BlobFs::open(store, device, BlobFsOptions::default()).map_err(|error| {
+                failed(ErrorKind::Corruption, format!("{error}; `ringbolt blob list` shows what it has"))
+            });
         }
+        Err(NotLoaded::Device(text)) => return Err(failed(ErrorKind::Io, text)),
+        Err(NotLoaded::Store(error)) => error,
+    };
+    let advice = match error {
+        LoadError::SuperBlock(_) => None,
+        LoadError::NoSuperBlock { .. } => return Err(failed(ErrorKind::Invalid, error.to_string())),
+        LoadError::DeviceTooSmall { .. } => Some("a part of the device is missing, or it is another"),
+        _ => Some("`ringbolt blob check` says what is wrong"),
+    };
+    if let Some(advice) = advice {
+        return Err(failed(ErrorKind::Corruption, format!("{error}; {advice}")));
+    }
+    let content = load::content(core, base).await.map_err(|text| failed(ErrorKind::Io, text))?;
+    match content {
+        DeviceContent::Blank if create => BlobFs::format(&format_options(), device, BlobFsOptions::default())
+            .map_err(|error| failed(ErrorKind::Invalid, error.to_string())),
+        DeviceContent::Blank => {
+            let how = "create=1 in the URI makes a store of files, or `ringbolt blobfs format`";
+            Err(FileError::new(ErrorKind::Invalid, format!("{name} is empty: {how}")))
+        }
+        DeviceContent::Blobstore => Err(failed(
+            ErrorKind::Corruption,
+            format!("{error}; a blobstore was there: `ringbolt blob check` says what is wrong"),
+        )),
+        DeviceContent::Other { at } => Err(failed(
+            ErrorKind::Corruption,
+            format!(
+                "{error}; there is something else on it, from byte {at} on, `ringbolt blobfs format --force` \
+                 overwrites it"
+            ),
+        )),
     }
 }
 
@@ -112,6 +142,8 @@ impl Store {
                     let plan = |flushes| FsPlan::new(&of_task, fs, flushes, discards, of_plan);
                     start_poller(&of_task, &of_core, plan, over)
                 });
+                // Who opens again after an error finds the bdev unclaimed.
+                drop(of_core);
                 // The opener has gone only if its thread was killed.
                 _ = opened.send(result);
             };
@@ -124,8 +156,17 @@ impl Store {
         let sender = blocking::receive(&reply).map_err(|_| io("the reactor has ended".to_string()))??;
         let configured = Mutex::new(Some(configured));
         let reader = base.reader();
-        let store =
-            Store { sender, is_over, base, reader, buffers, configured, is_closed: AtomicBool::new(false) };
+        let store = Store {
+            sender,
+            is_over,
+            base,
+            reader,
+            buffers,
+            configured,
+            is_closed: AtomicBool::new(false),
+            #[cfg(test)]
+            before_begin: Mutex::default(),
+        };
         // What a power failure has cut in two is finished first, and a new store is written.
         let (waiting, reply) = call();
         store.send(StoreMessage::InspectIdle(Box::new(move |fs| reply.end(Ok(fs.is_broken())))));
@@ -155,9 +196,18 @@ impl Store {
 
     /// Begins a request. Those of one thread begin in order.
     pub(crate) fn begin(&self, request: BlobFsRequest) -> Call<BlobFsReply> {
+        #[cfg(test)]
+        if let Some(before) = &*sync::lock(&self.before_begin) {
+            before(&request);
+        }
         let (waiting, reply) = call();
         self.send(StoreMessage::Request(request, reply));
         waiting
+    }
+
+    #[cfg(test)]
+    pub(crate) fn before_begin(&self, before: impl Fn(&BlobFsRequest) + Send + 'static) {
+        *sync::lock(&self.before_begin) = Some(Box::new(before));
     }
 
     /// Waits for what was begun.
@@ -349,3 +399,6 @@ impl Poller for StorePoller {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

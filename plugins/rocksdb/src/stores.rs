@@ -71,12 +71,25 @@ pub(crate) fn open(text: &str) -> Result<Arc<dyn RocksFiles>, FileError> {
 }
 
 /// Closes all stores: the process exits.
+///
+/// A thread of its own does it: the locals of the thread that exits are gone, and waits of the control plane,
+/// as for the end of a store of logical volumes, use some.
 pub(crate) fn close_all() {
     if process::is_forked() {
         return;
     }
     let closing = std::mem::take(&mut sync::lock(stores()).stores);
-    closing.values().for_each(|(files, _)| files.close());
+    if closing.is_empty() {
+        return;
+    }
+    let close = move || closing.values().for_each(|(files, _)| files.close());
+    match std::thread::Builder::new().name("rocksdb close".to_string()).spawn(close) {
+        // A panic there has printed its own line.
+        Ok(thread) => _ = thread.join(),
+        Err(error) => {
+            log::error!(target: "rocksdb", "stores are not closed properly: a thread cannot be started: {error}");
+        }
+    }
 }
 
 /// One who has a store open. The last one closes it.
@@ -142,5 +155,52 @@ impl RocksFiles for StoreUser {
 
     fn free_bytes(&self) -> Result<u64, FileError> {
         self.files.free_bytes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Closes all stores when its thread ends.
+    struct CloseAll;
+
+    impl Drop for CloseAll {
+        fn drop(&mut self) {
+            close_all();
+        }
+    }
+
+    thread_local! {
+        static AT_END: CloseAll = const { CloseAll };
+    }
+
+    #[test]
+    fn stores_are_closed_by_a_thread_whose_locals_are_gone() {
+        let path = std::env::temp_dir().join(format!("ringbolt-exit-{}.json", std::process::id()));
+        let call = |method: &str, params: &str| format!(r#"{{"method":"{method}","params":{{{params}}}}}"#);
+        let calls = [
+            call("bdev_malloc_create", r#""name":"M","num_blocks":16384,"block_size":4096"#),
+            call("bdev_lvol_create_lvstore", r#""bdev_name":"M","lvs_name":"vs","cluster_sz":1048576"#),
+            call("bdev_lvol_create", r#""lvs_name":"vs","lvol_name":"v","size_in_mib":48"#),
+        ];
+        let config = format!(r#"{{"subsystems":[{{"subsystem":"bdev","config":[{}]}}]}}"#, calls.join(","));
+        std::fs::write(&path, config).unwrap();
+        let uri = format!("ringbolt://{}?bdev=vs/v&create=1", path.display());
+        let exiting = move || {
+            // Locals end in the reverse order of their first use: those of the waits first.
+            AT_END.with(|_| {});
+            let store = open(&uri).unwrap();
+            store.make_directory(b"d").unwrap();
+            // As a database that is not deleted.
+            std::mem::forget(store);
+        };
+        std::thread::spawn(exiting).join().unwrap();
+        let path_of_key = path.canonicalize().unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let stores = sync::lock(stores());
+        assert!(!stores.stores.keys().any(|(path, _)| *path == path_of_key));
+        let configured = stores.configured.get(&path_of_key).unwrap();
+        assert!(configured.upgrade().is_none(), "the bdevs have ended");
     }
 }

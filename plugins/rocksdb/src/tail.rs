@@ -3,6 +3,9 @@
 //! Two requests of a file are in flight while the next is collected: the second begins without its thread
 //! when the first has ended. After one that failed the file takes no data any more: what follows would leave
 //! a gap.
+//!
+//! Data is accepted only with clusters reserved for it: a full store is an error of the append, never of what
+//! writes it later. As a file grows, more is reserved than it needs, so that few appends wait for that.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -40,6 +43,8 @@ struct TailState {
     offset: u64,
     /// Bytes of the file.
     size: u64,
+    /// Bytes of the file that have clusters, at least.
+    reserved: u64,
     in_flight: VecDeque<Call<BlobFsReply>>,
     error: Option<BlobFsError>,
     is_closed: bool,
@@ -52,6 +57,7 @@ impl Tail {
             data: Vec::new(),
             offset,
             size,
+            reserved: size,
             in_flight: VecDeque::new(),
             error: None,
             is_closed: false,
@@ -76,9 +82,10 @@ impl Tail {
         self.is_closed.load(Ordering::Acquire)
     }
 
-    /// Adds data.
+    /// Adds data: all of it or, if there is no space for it, none.
     pub(crate) fn append(&self, mut data: &[u8]) -> Result<(), BlobFsError> {
         let mut state = self.usable()?;
+        self.reserve(&mut state, data.len())?;
         while !data.is_empty() {
             let (part, rest) = data.split_at(data.len().min(TAIL_BYTES_MAX - state.data.len()));
             let bytes = state.data.len() + part.len();
@@ -94,6 +101,19 @@ impl Tail {
             if state.data.len() == TAIL_BYTES_MAX {
                 self.send(&mut state)?;
             }
+        }
+        Ok(())
+    }
+
+    /// Has clusters allocated for data that follows what is collected.
+    fn reserve(&self, state: &mut TailState, bytes: usize) -> Result<(), BlobFsError> {
+        let end = state.offset.saturating_add((state.data.len() + bytes) as u64);
+        if end <= state.reserved {
+            return Ok(());
+        }
+        match self.store.request(BlobFsRequest::Reserve { open: self.open, size: end })? {
+            BlobFsReply::Reserved(bytes) => state.reserved = bytes,
+            _ => return Err(BlobFsError::Broken),
         }
         Ok(())
     }
@@ -126,9 +146,10 @@ impl Tail {
             let data = std::mem::take(&mut state.data);
             let offset = state.offset;
             state.offset += data.len() as u64;
-            self.collected.store(0, Ordering::Release);
             let request = BlobFsRequest::Write { open: self.open, offset, data };
             state.in_flight.push_back(self.store.begin(request));
+            // A reader that sees 0 does not take the lock: its read has to come after the write.
+            self.collected.store(0, Ordering::Release);
         }
         Ok(())
     }
@@ -171,7 +192,7 @@ impl Tail {
         self.send(&mut state)?;
         self.wait_for(&mut state, 0)?;
         self.store.request(BlobFsRequest::Truncate { open: self.open, size })?;
-        (state.offset, state.size) = (size, size);
+        (state.offset, state.size, state.reserved) = (size, size, size);
         Ok(())
     }
 
@@ -192,31 +213,4 @@ impl Tail {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::uri::StoreUri;
-    use blobfs::OpenHow;
-    use plugin_bdevs::ConfiguredBdevs;
-
-    #[test]
-    fn a_reader_that_comes_after_the_writers_end_finds_all_written() {
-        let path = std::env::temp_dir().join(format!("ringbolt-tail-{}.json", std::process::id()));
-        let malloc =
-            r#"{"method":"bdev_malloc_create","params":{"name":"M","num_blocks":8192,"block_size":4096}}"#;
-        let config = format!(r#"{{"subsystems":[{{"subsystem":"bdev","config":[{malloc}]}}]}}"#);
-        std::fs::write(&path, config).unwrap();
-        let configured = Arc::new(ConfiguredBdevs::start(&path).unwrap());
-        std::fs::remove_file(&path).unwrap();
-        let uri = StoreUri::parse("ringbolt://x.json?bdev=M&create=1").unwrap();
-        let store = Arc::new(Store::open(configured, &uri).unwrap());
-        let request = BlobFsRequest::Open { path: b"f".to_vec(), how: OpenHow::REPLACE };
-        let Ok(BlobFsReply::Opened(open)) = store.request(request) else { panic!("it is not open") };
-        let tail = Tail::new(store.clone(), open, 0, 0, false);
-        tail.append(b"data").unwrap();
-        // A reader has seen that there is data, and is late.
-        tail.close().unwrap();
-        assert_eq!(tail.write_collected(), Ok(()));
-        assert_eq!(tail.append(b"more"), Err(BlobFsError::NotOpen));
-        store.close();
-    }
-}
+mod tests;

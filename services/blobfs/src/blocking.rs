@@ -7,6 +7,7 @@ use blobstore::{
     BlobStoreDevice, BlobStoreFormat, ChangeError, LoadError, LoadOptions, StoreIoFailed, load_with,
 };
 
+use crate::content::{DeviceContent, DeviceLook};
 use crate::error::{BlobFsError, NoBlobFs};
 use crate::fs::{BlobFs, BlobFsOptions};
 use crate::request::{
@@ -47,6 +48,21 @@ pub trait BlockingDevice: Send {
     /// # Errors
     /// The device's.
     fn flush(&mut self) -> io::Result<()>;
+}
+
+/// What is on a device, for who would overwrite it.
+///
+/// # Errors
+/// The device's.
+pub fn content_of(device: &mut impl BlockingDevice) -> io::Result<DeviceContent> {
+    let properties = device.properties();
+    let mut look = DeviceLook::new(properties.bytes, properties.block_bytes);
+    while let Some(range) = look.next_range() {
+        let mut data = vec![0; (range.end - range.start) as usize];
+        device.read(range.start, &mut data)?;
+        look.add(range.start, &data);
+    }
+    Ok(look.content())
 }
 
 /// Why files cannot be opened or used.
@@ -255,6 +271,14 @@ impl<D: BlockingDevice> BlockingBlobFs<D> {
     /// There is none, or it is a directory.
     pub fn unlink(&self, path: &[u8]) -> Result<(), BlobFsError> {
         self.request(BlobFsRequest::Unlink { path: path.to_vec() }).map(drop)
+    }
+
+    /// Removes files and empty directories together.
+    ///
+    /// # Errors
+    /// One is not there, or is a directory with entries: nothing is removed then. Or the device failed.
+    pub fn remove_all(&self, paths: Vec<Vec<u8>>) -> Result<(), BlobFsError> {
+        self.request(BlobFsRequest::RemoveAll { paths }).map(drop)
     }
 
     /// Makes a directory.

@@ -23,9 +23,15 @@ pub enum BlobFsError {
     /// Another opener writes the file, or has locked it. `EWOULDBLOCK`.
     #[error("another opener writes the file or has locked it")]
     Locked,
-    /// There are too few free clusters or metadata pages. `ENOSPC`.
+    /// There are too few free clusters. `ENOSPC`.
     #[error("the store is full")]
     NoSpace,
+    /// There is no free metadata page. `ENOSPC`.
+    #[error(
+        "no metadata page is free, and each file and directory needs one or more: remove some, or copy them to a store \
+         that `ringbolt blobfs format --max-files` has made with more"
+    )]
+    NoPages,
     /// The store, the file or the opener is read-only. `EROFS`.
     #[error("it is read-only")]
     ReadOnly,
@@ -60,7 +66,7 @@ impl BlobFsError {
             BlobFsError::NotDirectory => 20,
             BlobFsError::NotEmpty => 39,
             BlobFsError::Locked | BlobFsError::Busy => 11,
-            BlobFsError::NoSpace => 28,
+            BlobFsError::NoSpace | BlobFsError::NoPages => 28,
             BlobFsError::ReadOnly => 30,
             BlobFsError::NameTooLong => 36,
             BlobFsError::Invalid(_) => 22,
@@ -73,7 +79,8 @@ impl BlobFsError {
 impl From<ChangeError> for BlobFsError {
     fn from(error: ChangeError) -> BlobFsError {
         match error {
-            ChangeError::NoClusters { .. } | ChangeError::NoPages => BlobFsError::NoSpace,
+            ChangeError::NoClusters { .. } => BlobFsError::NoSpace,
+            ChangeError::NoPages => BlobFsError::NoPages,
             ChangeError::ReadOnly(_) => BlobFsError::ReadOnly,
             ChangeError::Io => BlobFsError::Io,
             ChangeError::Invalid(what) => BlobFsError::Invalid(what),

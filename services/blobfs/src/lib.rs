@@ -38,12 +38,14 @@
 //! # Space
 //! A file grows by whole clusters, and by more than it needs ([`BlobFsOptions::preallocate_bytes`]), or as
 //! much as its writer expects ([`BlobFsRequest::Allocate`]), so that most appends write no metadata. Space is
-//! allocated before data is accepted: a full store is an error of the write, never of the sync.
+//! allocated before data is accepted: a full store is an error of the write, never of the sync. Whoever
+//! accepts data before it writes it here reserves space for it ([`BlobFsRequest::Reserve`]).
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod blocking;
 mod cache;
+mod content;
 #[cfg(test)]
 mod crash;
 mod error;
@@ -56,11 +58,13 @@ mod path;
 mod record;
 mod request;
 
-pub use blocking::{BlobFsOpenError, BlockingBlobFs, BlockingDevice, MemoryDevice};
+pub use blocking::{BlobFsOpenError, BlockingBlobFs, BlockingDevice, MemoryDevice, content_of};
+pub use content::{DeviceContent, DeviceLook};
 pub use error::{BlobFsError, NoBlobFs};
 pub use extents::{ExtentPart, ExtentRead, FileExtents};
 pub use fs::{
-    BlobFs, BlobFsOptions, LOG_AHEAD_BYTES, LOG_BLOCK_BYTES, REQUEST_BYTES_MAX, REQUESTS_MAX, format_options,
+    BlobFs, BlobFsOptions, LOG_AHEAD_BYTES, LOG_BLOCK_BYTES, MetadataPages, REQUEST_BYTES_MAX, REQUESTS_MAX,
+    format_options,
 };
 pub use load::FileFinding;
 pub use path::NAME_BYTES_MAX;

@@ -95,6 +95,16 @@ pub enum BlobFsRequest {
         /// Bytes of the file.
         size: u64,
     },
+    /// Allocates clusters for data that is accepted before it is written, and more as a write does, so that
+    /// the writes have space. Replies [`BlobFsReply::Reserved`]. A store without that much free is
+    /// [`BlobFsError::NoSpace`](crate::BlobFsError::NoSpace), and the file is as before. What is not used is
+    /// returned as for [`Allocate`](Self::Allocate), and with a [`Truncate`](Self::Truncate) to less.
+    Reserve {
+        /// The opener.
+        open: OpenNumber,
+        /// Bytes of the file, with what is accepted.
+        size: u64,
+    },
     /// Makes durable: the data, then size and name at once.
     Sync {
         /// The opener.
@@ -123,6 +133,12 @@ pub enum BlobFsRequest {
         /// The file.
         path: Vec<u8>,
     },
+    /// Removes files and empty directories at the same time, so that they share flushes. Nothing is removed if
+    /// one of them cannot be; after a power failure any of them may be left.
+    RemoveAll {
+        /// The files and directories, each once.
+        paths: Vec<Vec<u8>>,
+    },
     /// Makes a directory. It is durable when the request ends.
     MakeDirectory {
         /// The directory.
@@ -150,9 +166,14 @@ impl BlobFsRequest {
         use BlobFsRequest::*;
         match self {
             Open { .. } | Lock { .. } | Close { .. } | Rename { .. } | Unlink { .. } => true,
-            MakeDirectory { .. } | RemoveDirectory { .. } | SyncDirectory { .. } | SyncAll | Unload => true,
-            Read { .. } | Write { .. } | Append { .. } | Truncate { .. } | Allocate { .. } => false,
-            Sync { .. } | SyncLog { .. } => false,
+            RemoveAll { .. }
+            | MakeDirectory { .. }
+            | RemoveDirectory { .. }
+            | SyncDirectory { .. }
+            | SyncAll
+            | Unload => true,
+            Read { .. } | Write { .. } | Append { .. } | Truncate { .. } => false,
+            Allocate { .. } | Reserve { .. } | Sync { .. } | SyncLog { .. } => false,
         }
     }
 }
@@ -166,6 +187,8 @@ pub enum BlobFsReply {
     Opened(OpenNumber),
     /// What was read.
     Data(Vec<u8>),
+    /// Bytes of the file that have clusters.
+    Reserved(u64),
 }
 
 /// What a path is.

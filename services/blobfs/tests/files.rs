@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::io;
 
 use blobfs::{
-    BlobFsError, BlobFsOpenError, BlobFsOptions, BlobFsRequest, BlockingBlobFs, BlockingDevice, MemoryDevice,
-    NoBlobFs, OpenHow, OpenNumber, STORE_TYPE, format_options,
+    BlobFsError, BlobFsOpenError, BlobFsOptions, BlobFsReply, BlobFsRequest, BlockingBlobFs, BlockingDevice,
+    MemoryDevice, NoBlobFs, OpenHow, OpenNumber, STORE_TYPE, format_options,
 };
 use blobstore::{
     BlobChange, BlobStore, BlobStoreDevice, BlobStoreFormat, ClearMethod, LoadOptions, OpenBlobStore,
@@ -178,6 +178,25 @@ fn a_full_store_refuses_writes_and_takes_them_again_after_a_deletion() {
     files.unlink(b"big").unwrap();
     let other = files.open(b"small", OpenHow::CREATE).unwrap();
     files.append(other, vec![1; written]).unwrap();
+}
+
+#[test]
+fn reserved_space_is_there_for_what_is_written_later() {
+    let files = format(20);
+    let file = files.open(b"f", OpenHow::REPLACE).unwrap();
+    let reserve = |open, size| files.request(BlobFsRequest::Reserve { open, size });
+    let Ok(BlobFsReply::Reserved(bytes)) = reserve(file, 100_000) else { panic!("there is space") };
+    assert!((100_000..150_000).contains(&bytes) && bytes % (16 << 10) == 0, "{bytes}");
+    assert_eq!(reserve(file, 5), Ok(BlobFsReply::Reserved(bytes)));
+    let other = write(&files, "other", b"");
+    while files.append(other, vec![1; 8192]).is_ok() {}
+    assert_eq!(files.inspect(|fs| fs.free_bytes()), 0);
+    assert_eq!(reserve(file, bytes + 1), Err(BlobFsError::NoSpace));
+    assert_eq!(files.status(b"f").map(|status| (status.size, status.allocated_bytes)), Ok((0, bytes)));
+    files.append(file, vec![2; bytes as usize]).unwrap();
+    assert_eq!(files.append(file, vec![2]), Err(BlobFsError::NoSpace));
+    let reader = files.open(b"f", OpenHow::READ).unwrap();
+    assert_eq!(reserve(reader, 1), Err(BlobFsError::ReadOnly));
 }
 
 #[test]
@@ -472,6 +491,8 @@ fn files_do_what_a_map_of_vectors_does() {
 struct FailingDevice {
     device: MemoryDevice,
     left: usize,
+    /// Those that it has done.
+    flushes: usize,
 }
 
 impl BlockingDevice for FailingDevice {
@@ -484,7 +505,7 @@ impl BlockingDevice for FailingDevice {
     }
 
     fn write(&mut self, offset: u64, data: &[u8]) -> io::Result<()> {
-        self.flush()?;
+        self.use_one()?;
         self.device.write(offset, data)
     }
 
@@ -497,15 +518,62 @@ impl BlockingDevice for FailingDevice {
     }
 
     fn flush(&mut self) -> io::Result<()> {
+        self.flushes += 1;
+        self.use_one()
+    }
+}
+
+impl FailingDevice {
+    fn use_one(&mut self) -> io::Result<()> {
         self.left = self.left.checked_sub(1).ok_or(io::ErrorKind::Other)?;
         Ok(())
     }
 }
 
 #[test]
+fn what_is_removed_together_shares_flushes() {
+    let format = BlobStoreFormat { cluster_bytes: 16 << 10, metadata_pages_percent: 100, ..format_options() };
+    let device = |device| FailingDevice { device, left: usize::MAX, flushes: 0 };
+    let files = BlockingBlobFs::format(&format, device(MemoryDevice::new(8 << 20)), options()).unwrap();
+    files.make_directory(b"d").unwrap();
+    let paths: Vec<Vec<u8>> = (0..200).map(|at| format!("d/{at}").into_bytes()).collect();
+    for path in &paths[..190] {
+        let file = files.open(path, OpenHow::REPLACE).unwrap();
+        files.append(file, vec![1; 100]).unwrap();
+        files.close(file).unwrap();
+    }
+    paths[190..].iter().for_each(|path| files.make_directory(path).unwrap());
+    let open = files.open(b"d/7", OpenHow::READ).unwrap();
+    // Nothing is removed unless all can be.
+    for (other, error) in [("d", BlobFsError::NotEmpty), ("none", BlobFsError::NotFound)] {
+        let all = [&paths[..], &[other.as_bytes().to_vec()]].concat();
+        assert_eq!(files.remove_all(all), Err(error));
+    }
+    let twice = BlobFsError::Invalid("a path is given twice");
+    assert_eq!(files.remove_all(vec![b"d/1".to_vec(), b"/d/1".to_vec()]), Err(twice));
+    assert_eq!(files.list(b"d").map(|items| items.len()), Ok(200));
+    files.unload().unwrap();
+    let load = |files: BlockingBlobFs<FailingDevice>| {
+        BlockingBlobFs::load(device(files.into_device().device), options()).unwrap()
+    };
+    let files = load(files);
+    assert!(files.read(open, 0, 1).is_err());
+    let open = files.open(b"d/7", OpenHow::READ).unwrap();
+    files.remove_all(paths).unwrap();
+    assert_eq!(files.list(b"d").map(|items| items.len()), Ok(0));
+    assert_eq!(files.read(open, 0, 200), Ok(vec![1; 100]), "an open file stays until it is closed");
+    files.remove_all(vec![b"d".to_vec()]).unwrap();
+    let device_of_removed = files.into_device();
+    assert!(device_of_removed.flushes < 60, "{} flushes for 200 names", device_of_removed.flushes);
+    let files = BlockingBlobFs::load(device(device_of_removed.device), options()).unwrap();
+    assert_eq!(files.list(b"/").map(|items| items.len()), Ok(0));
+    files.unload().unwrap();
+}
+
+#[test]
 fn a_device_that_fails_ends_every_request_with_an_error() {
     for left in 0..60 {
-        let device = FailingDevice { device: MemoryDevice::new(2 << 20), left };
+        let device = FailingDevice { device: MemoryDevice::new(2 << 20), left, flushes: 0 };
         let format =
             BlobStoreFormat { cluster_bytes: 16 << 10, metadata_pages_percent: 100, ..format_options() };
         let Ok(files) = BlockingBlobFs::format(&format, device, options()) else { continue };

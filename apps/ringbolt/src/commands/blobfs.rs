@@ -4,6 +4,7 @@ mod bdev_device;
 mod copy;
 mod image;
 mod mount;
+mod remove;
 
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};
@@ -11,10 +12,10 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
 use blobfs::{
-    BlobFs, BlobFsError, BlobFsOpenError, BlobFsOptions, BlockingBlobFs, BlockingDevice, DirectoryItem,
-    OpenHow, format_options,
+    BlobFs, BlobFsError, BlobFsOpenError, BlobFsOptions, BlockingBlobFs, DeviceContent, DirectoryItem,
+    MetadataPages, OpenHow, content_of, format_options,
 };
-use blobstore::{LoadOptions, StoreSeverity};
+use blobstore::{BlobStoreFormat, LoadError, LoadOptions, StoreSeverity};
 use clap::{Args, Subcommand};
 use comfy_table::{CellAlignment, Table};
 use file_lock::LockMode;
@@ -26,16 +27,16 @@ use crate::options::parse_size;
 use bdev_device::BdevDevice;
 use image::{COPY_BYTES, Files, ImageDevice, StoreDevice, at, bytes};
 
-/// Bytes at the front that have to be zero where a store is made without force: partition tables, super
-/// blocks of file systems and of stores are in them.
-const FOREIGN_BYTES: usize = 64 << 10;
+/// Metadata pages of a file with up to 512 clusters: one has its name, one where its clusters are.
+const PAGES_OF_A_FILE: u32 = 2;
 
 /// The subcommands of `ringbolt blobfs`.
 #[derive(Subcommand)]
 pub(crate) enum BlobFsCommand {
     /// Make an empty store of files; what is on the device is lost
     #[command(after_help = "Examples:\n  ringbolt blobfs format --size=10g files.img\n  \
-        ringbolt blobfs format --cluster=4m /dev/nvme0n1\n  ringbolt blobfs format --force old.img")]
+        ringbolt blobfs format --cluster=4m /dev/nvme0n1\n  \
+        ringbolt blobfs format --max-files=100000 /dev/nvme0n1\n  ringbolt blobfs format --force old.img")]
     Format(FormatArgs),
     /// List a directory
     #[command(after_help = "Examples:\n  ringbolt blobfs ls files.img\n  \
@@ -137,6 +138,9 @@ pub(crate) struct FormatArgs {
     /// Bytes of a cluster, the unit of allocation
     #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "1m")]
     cluster: u64,
+    /// Files that there is metadata for [default: 1.25 for each MiB]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    max_files: Option<u32>,
     /// Also if something is on the device
     #[arg(long)]
     force: bool,
@@ -153,7 +157,7 @@ pub(crate) fn run(command: BlobFsCommand) -> Result<(), CommandError> {
             image.change(|files| files.make_directory(bytes(&path)).map_err(|error| at(&path, &error)))
         }
         BlobFsCommand::Rm { image, path, recursive } => {
-            image.change(|files| remove(files, bytes(&path), recursive))
+            image.change(|files| remove::remove(files, &path, recursive))
         }
         BlobFsCommand::Mount { image, directory } => {
             mount::mount(image.read(LoadOptions::default())?, &image.image, &directory)
@@ -165,9 +169,13 @@ pub(crate) fn run(command: BlobFsCommand) -> Result<(), CommandError> {
 /// What to do about a store that cannot be opened.
 fn advice(error: &BlobFsOpenError) -> &'static str {
     match error {
-        BlobFsOpenError::Load(_) => {
+        BlobFsOpenError::Load(LoadError::SuperBlock(_) | LoadError::NoSuperBlock { .. }) => {
             "; `ringbolt blobfs format` makes a store, `ringbolt blob check` looks at one"
         }
+        BlobFsOpenError::Load(LoadError::DeviceTooSmall { .. }) => {
+            "; a part of the device is missing, or it is another"
+        }
+        BlobFsOpenError::Load(_) => "; `ringbolt blob check` says what is wrong",
         BlobFsOpenError::NoFiles(_) => "; `ringbolt blob list` shows what it has",
         BlobFsOpenError::Device { .. } => "; the kernel's log says why",
         BlobFsOpenError::Format(_) | BlobFsOpenError::Request(_) => "",
@@ -196,34 +204,55 @@ fn format(options: &FormatArgs) -> Result<(), CommandError> {
     let path = &options.image;
     let cluster_bytes =
         u32::try_from(options.cluster).map_err(|_| CommandError::usage("a cluster has less than 4 GiB"))?;
-    let store = blobstore::BlobStoreFormat { cluster_bytes, ..format_options() };
     let mut undo = FormatUndo::Nothing;
-    let free = match format_device(options, &store, &mut undo) {
-        Ok(free) => free,
+    let (free, pages) = match format_device(options, cluster_bytes, &mut undo) {
+        Ok(made) => made,
         Err(error) => {
             undo.run();
             return Err(error);
         }
     };
     stdout_line!(
-        "{}: {} MiB for files in clusters of {} KiB",
+        "{}: {} MiB for files in clusters of {} KiB, and metadata for {} files",
         path.display(),
         free >> 20,
-        cluster_bytes >> 10
+        cluster_bytes >> 10,
+        pages / PAGES_OF_A_FILE
     );
     Ok(())
 }
 
-/// Formats a device, and returns the bytes for files.
+/// How a store is made on a device of this size.
+fn store_format(cluster_bytes: u32, max_files: Option<u32>, device_bytes: u64) -> BlobStoreFormat {
+    let defaults = format_options();
+    let pages_percent = match max_files {
+        Some(files) => {
+            let clusters = (device_bytes / u64::from(cluster_bytes).max(1)).max(1);
+            (u64::from(files) * u64::from(PAGES_OF_A_FILE) * 100).div_ceil(clusters)
+        }
+        // As many for each MiB, if clusters are larger.
+        None => {
+            let larger = u64::from(cluster_bytes).max(defaults.cluster_bytes.into());
+            u64::from(defaults.metadata_pages_percent) * larger / u64::from(defaults.cluster_bytes)
+        }
+    };
+    // A number that is too large is refused.
+    let metadata_pages_percent = u32::try_from(pages_percent).unwrap_or(u32::MAX);
+    BlobStoreFormat { cluster_bytes, metadata_pages_percent, ..defaults }
+}
+
+/// Formats a device, and returns the bytes for files and the metadata pages.
 fn format_device<'a>(
     options: &'a FormatArgs,
-    store: &blobstore::BlobStoreFormat,
+    cluster_bytes: u32,
     undo: &mut FormatUndo<'a>,
-) -> Result<u64, CommandError> {
+) -> Result<(u64, u32), CommandError> {
     let path = &options.image;
     let failed = |error: &dyn std::fmt::Display| at(path, error);
+    let store = |bytes: u64| store_format(cluster_bytes, options.max_files, bytes);
     let check_space = |bytes: u64| {
-        let planned = BlobFs::format(store, ImageDevice::properties_of(bytes), BlobFsOptions::default());
+        let device = ImageDevice::properties_of(bytes);
+        let planned = BlobFs::format(&store(bytes), device, BlobFsOptions::default());
         match planned.map_err(|error| failed(&error))?.free_bytes() {
             0 => Err(failed(&format!("{bytes} bytes have no space for a file beside the metadata"))),
             _ => Ok(()),
@@ -252,10 +281,17 @@ fn format_device<'a>(
         }
         size => size.unwrap_or(device.bytes),
     };
-    let mut front = vec![0; FOREIGN_BYTES.min(device.bytes as usize)];
-    device.read(0, &mut front).map_err(|error| failed(&error))?;
-    if !options.force && front.iter().any(|byte| *byte != 0) {
-        return Err(failed(&"there is something on it; --force overwrites it"));
+    if !options.force {
+        match content_of(&mut device).map_err(|error| failed(&error))? {
+            DeviceContent::Blank => {}
+            DeviceContent::Blobstore => {
+                return Err(failed(&"there is a blobstore on it; --force overwrites it"));
+            }
+            DeviceContent::Other { at } => {
+                let what = format!("there is something on it, at byte {at}; --force overwrites it");
+                return Err(failed(&what));
+            }
+        }
     }
     check_space(bytes)?;
     if bytes > device.bytes {
@@ -266,11 +302,11 @@ fn format_device<'a>(
         device.file.set_len(bytes).map_err(|error| failed(&error))?;
         device.bytes = bytes;
     }
-    let files =
-        BlockingBlobFs::format(store, device, BlobFsOptions::default()).map_err(|error| failed(&error))?;
-    let free = files.inspect(|fs| fs.free_bytes());
+    let files = BlockingBlobFs::format(&store(bytes), device, BlobFsOptions::default())
+        .map_err(|error| failed(&error))?;
+    let made = files.inspect(|fs| (fs.free_bytes(), fs.metadata_pages().all));
     files.unload().map_err(|error| failed(&error))?;
-    Ok(free)
+    Ok(made)
 }
 
 impl ImageArgs {
@@ -317,6 +353,8 @@ impl ImageArgs {
         }
         items.iter().for_each(|item| _ = table.add_row(item_row(item)));
         stdout_line!("{table}");
+        let (free, pages) = files.inspect(|fs| (fs.free_bytes(), fs.metadata_pages()));
+        stdout_line!("{} MiB free, {}", free >> 20, pages_text(pages));
         Ok(())
     }
 
@@ -366,21 +404,34 @@ impl ImageArgs {
         });
         let problems = found.iter().filter(|(is_problem, _)| *is_problem).count();
         let (blobs, free) = files.inspect(|fs| (fs.blobs().blobs().len(), fs.free_bytes()));
+        let pages = files.inspect(BlobFs::metadata_pages);
         if as_json {
             let list: Value = found.iter().map(|(is, text)| json!({ "problem": is, "text": text })).collect();
             stdout_line!(
                 "{:#}",
-                json!({ "blobs": blobs, "free_bytes": free, "problems": problems, "findings": list })
+                json!({
+                    "blobs": blobs,
+                    "free_bytes": free,
+                    "metadata_pages": pages.all,
+                    "metadata_pages_used": pages.used,
+                    "problems": problems,
+                    "findings": list,
+                })
             );
         } else {
             found.iter().for_each(|(_, text)| stdout_line!("{text}"));
-            stdout_line!("{blobs} files and directories, {} MiB free, {problems} problems", free >> 20);
+            let (free, pages) = (free >> 20, pages_text(pages));
+            stdout_line!("{blobs} files and directories, {free} MiB free, {pages}, {problems} problems");
         }
         match problems {
             0 => Ok(()),
             count => Err(at(&self.image, &format!("{count} problems"))),
         }
     }
+}
+
+fn pages_text(pages: MetadataPages) -> String {
+    format!("{} of {} metadata pages used", pages.used, pages.all)
 }
 
 fn item_json(item: &DirectoryItem) -> Value {
@@ -398,27 +449,4 @@ fn item_row(item: &DirectoryItem) -> [String; 3] {
         true => [format!("{name}/"), String::new(), String::new()],
         false => [name, item.status.size.to_string(), item.status.allocated_bytes.to_string()],
     }
-}
-
-fn remove(files: &Files, path: &[u8], recursive: bool) -> Result<(), CommandError> {
-    let failed = |path: &[u8], error: BlobFsError| at(Path::new(std::ffi::OsStr::from_bytes(path)), &error);
-    let status = files.status(path).map_err(|error| failed(path, error))?;
-    if !status.is_directory {
-        return files.unlink(path).map_err(|error| failed(path, error));
-    }
-    // Directories are removed after what is in them.
-    let mut found = vec![path.to_vec()];
-    let mut at = 0;
-    while recursive && at < found.len() {
-        let directory = found[at].clone();
-        for item in files.list(&directory).map_err(|error| failed(&directory, error))? {
-            let below = [&directory[..], b"/", &item.name].concat();
-            match item.status.is_directory {
-                true => found.push(below),
-                false => files.unlink(&below).map_err(|error| failed(&below, error))?,
-            }
-        }
-        at += 1;
-    }
-    found.iter().rev().try_for_each(|path| files.remove_directory(path).map_err(|error| failed(path, error)))
 }

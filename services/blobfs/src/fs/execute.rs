@@ -211,12 +211,6 @@ impl BlobFs {
                 self.index.insert(place, IndexEntry::Directory(number));
                 Ok(())
             }
-            Step::MarkDeleted { file } => {
-                if !self.node(file)?.is_published || self.has_fault(FileFault::UnlinkedNotMarked) {
-                    return Ok(());
-                }
-                self.set_xattrs(id, task, file, vec![deleted_xattr()], Vec::new())
-            }
             Step::Unlinked { file } => {
                 let node = self.node_mut(file)?;
                 node.is_unlinked = true;
@@ -224,17 +218,10 @@ impl BlobFs {
                 self.index.remove(&place);
                 Ok(())
             }
-            Step::DeleteFile { file } => {
-                let blob = self.node(file)?.blob;
-                self.change(id, task, BlobChange::Delete { blob }, false)
+            Step::MarkDeleted { .. } | Step::DeleteFile { .. } | Step::FileDeleted { .. } => {
+                self.execute_deletion(id, task, step)
             }
-            Step::FileDeleted { file } => {
-                self.files.remove(&file);
-                self.openers.retain(|_, opener| opener.file != file);
-                self.cache.invalidate(file, 0..u64::MAX);
-                Ok(())
-            }
-            Step::DeleteBlob { blob } => self.change(id, task, BlobChange::Delete { blob }, true),
+            Step::DeleteBlobs { .. } | Step::DeleteBlob { .. } => self.execute_deletion(id, task, step),
             Step::ResizeBlob { blob, clusters } => {
                 self.change(id, task, BlobChange::Resize { blob, clusters }, true)
             }
@@ -247,7 +234,40 @@ impl BlobFs {
                 task.reply = Some(reply);
                 Ok(())
             }
+            Step::ReplyReserved { file } => {
+                let clusters = u64::from(self.clusters_of(self.node(file)?));
+                task.reply = Some(BlobFsReply::Reserved(clusters * self.cluster_bytes()));
+                Ok(())
+            }
             step => self.execute_new(id, task, step),
+        }
+    }
+
+    /// The steps of what is deleted.
+    fn execute_deletion(&mut self, id: u64, task: &mut Task, step: Step) -> Result<(), BlobFsError> {
+        match step {
+            Step::MarkDeleted { file } => {
+                if !self.node(file)?.is_published || self.has_fault(FileFault::UnlinkedNotMarked) {
+                    return Ok(());
+                }
+                self.set_xattrs(id, task, file, vec![deleted_xattr()], Vec::new())
+            }
+            Step::DeleteFile { file } => {
+                let blob = self.node(file)?.blob;
+                self.change(id, task, BlobChange::Delete { blob }, false)
+            }
+            Step::FileDeleted { file } => {
+                self.files.remove(&file);
+                self.openers.retain(|_, opener| opener.file != file);
+                self.cache.invalidate(file, 0..u64::MAX);
+                Ok(())
+            }
+            Step::DeleteBlobs { blobs } => {
+                let mut blobs = blobs.into_iter();
+                blobs.try_for_each(|blob| self.change(id, task, BlobChange::Delete { blob }, false))
+            }
+            Step::DeleteBlob { blob } => self.change(id, task, BlobChange::Delete { blob }, true),
+            _ => Ok(()),
         }
     }
 

@@ -63,6 +63,16 @@ impl Default for BlobFsOptions {
     }
 }
 
+/// Pages of metadata, whose number is that of when the store was made. A directory has one; a file has one, and
+/// one for each 512 clusters of its data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MetadataPages {
+    /// Those that are used.
+    pub used: u32,
+    /// All.
+    pub all: u32,
+}
+
 /// How a new store for files is made: clusters of 1 MiB as SPDK's, with metadata for a file in each.
 pub fn format_options() -> BlobStoreFormat {
     BlobStoreFormat {
@@ -340,6 +350,12 @@ impl BlobFs {
             None => self.read_only.free_clusters(),
         };
         u64::from(clusters) * self.cluster_bytes()
+    }
+
+    /// How the metadata pages were used when the store was opened.
+    pub fn metadata_pages(&self) -> MetadataPages {
+        let store = &self.read_only;
+        MetadataPages { used: store.used_pages().count_ones(), all: store.layout().pages }
     }
 
     /// Bytes of memory with what was read ahead.

@@ -52,15 +52,17 @@ impl BlobFs {
             }
             Close { open } => TaskLocks::names([self.opener(*open)?.file]),
             Read { open, .. } => TaskLocks::file(self.opener(*open)?.file, false),
-            Write { open, .. } | Append { open, .. } | Truncate { open, .. } | Allocate { open, .. } => {
+            Write { open, .. } | Append { open, .. } | Truncate { open, .. } => {
                 TaskLocks::file(self.writer(*open)?.file, true)
             }
+            Allocate { open, .. } | Reserve { open, .. } => TaskLocks::file(self.writer(*open)?.file, true),
             Sync { open } | SyncLog { open } => TaskLocks::file(self.opener(*open)?.file, true),
             Rename { from, to } => {
                 let files = [from, to].map(|path| self.file_at(path).ok());
                 TaskLocks::names(files.into_iter().flatten())
             }
             Unlink { path } => TaskLocks::names([self.file_at(path)?]),
+            RemoveAll { paths } => TaskLocks::names(paths.iter().filter_map(|path| self.file_at(path).ok())),
             SyncDirectory { path } => TaskLocks::names(self.unpublished(self.directory_at(path)?)),
             SyncAll | Unload => TaskLocks::all(),
         })
@@ -110,6 +112,11 @@ impl BlobFs {
                 let file = self.writer(open)?.file;
                 self.plan_allocate(file, size)
             }
+            Reserve { open, size } => {
+                let file = self.writer(open)?.file;
+                Self::check_length(size, 0)?;
+                Ok(vec![Step::Grow { file, end: size, exact: false }, Step::ReplyReserved { file }])
+            }
             Sync { open } => {
                 let file = self.opener(open)?.file;
                 Ok(self.sync_steps(vec![file]))
@@ -123,6 +130,7 @@ impl BlobFs {
                 let file = self.file_at(&path)?;
                 self.plan_unlink(file)
             }
+            RemoveAll { paths } => self.plan_remove_all(&paths),
             MakeDirectory { path } => {
                 let place = self.index.place(&path).map_err(|error| match error {
                     BlobFsError::IsDirectory => BlobFsError::Exists,
@@ -502,6 +510,37 @@ impl BlobFs {
             0 => vec![Step::DeleteFile { file }, Step::Unlinked { file }, Step::FileDeleted { file }],
             _ => vec![Step::MarkDeleted { file }, Step::Unlinked { file }],
         })
+    }
+
+    fn plan_remove_all(&self, paths: &[Vec<u8>]) -> Result<Vec<Step>, BlobFsError> {
+        let (mut blobs, mut steps) = (Vec::new(), Vec::new());
+        for path in paths {
+            match self.index.find(path)? {
+                IndexEntry::Directory(ROOT) => return Err(BlobFsError::Invalid("the root stays")),
+                IndexEntry::Directory(number) if !self.index.is_empty(number) => {
+                    return Err(BlobFsError::NotEmpty);
+                }
+                IndexEntry::Directory(number) => {
+                    blobs.extend(self.directories.get(&number));
+                    steps.push(Step::DirectoryDeleted { number });
+                }
+                IndexEntry::File(file) => match self.node(file)? {
+                    node if node.opens == 0 => {
+                        blobs.push(node.blob);
+                        steps.extend([Step::Unlinked { file }, Step::FileDeleted { file }]);
+                    }
+                    _ => steps.extend([Step::MarkDeleted { file }, Step::Unlinked { file }]),
+                },
+            }
+        }
+        let count = blobs.len();
+        blobs.sort_unstable();
+        blobs.dedup();
+        if blobs.len() < count {
+            return Err(BlobFsError::Invalid("a path is given twice"));
+        }
+        steps.insert(0, Step::DeleteBlobs { blobs });
+        Ok(steps)
     }
 
     fn plan_unload(&mut self) -> Vec<Step> {

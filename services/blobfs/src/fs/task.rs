@@ -245,6 +245,10 @@ pub(super) enum Step {
     DirectoryDeleted {
         number: DirectoryNumber,
     },
+    /// Deletes blobs at the same time.
+    DeleteBlobs {
+        blobs: Vec<blobstore::BlobId>,
+    },
     /// Deletes blobs that loading found to be of no use.
     DeleteBlob {
         blob: blobstore::BlobId,
@@ -257,6 +261,10 @@ pub(super) enum Step {
     /// Closes the store.
     Unload,
     Reply(BlobFsReply),
+    /// Replies how many bytes of the file have clusters.
+    ReplyReserved {
+        file: FileNumber,
+    },
 }
 
 /// A patch that waits for the blocks that it covers in part.

@@ -23,6 +23,8 @@ use crate::reactor_runtime::ReactorRuntime;
 
 /// Who claims the bdev.
 const HOLDER: &str = "ringbolt blobfs";
+/// Bytes of the largest block of a bdev: a page of metadata.
+const BLOCK_BYTES_MAX: u32 = 4096;
 /// Bytes of one I/O: what a pool has at a time.
 const IO_BYTES_MAX: usize = 1 << 20;
 /// Messages for the poller: one thread at a time has the device, and waits for each I/O.
@@ -107,6 +109,12 @@ fn open_base(
         false => Access::ReadManyWriteNone { by: HOLDER },
     };
     let base = BaseBdev::open(&app.registry, name, access).map_err(CommandError::environment)?;
+    let block_bytes = base.device().geometry().block_size;
+    if !BLOCK_BYTES_MAX.is_multiple_of(block_bytes) {
+        return Err(CommandError::environment(format!(
+            "{name}: its blocks have {block_bytes} bytes, and a store needs 512 or 4096"
+        )));
+    }
     let base = Arc::new(base);
     let reactor = reactors.handles().first().ok_or_else(|| CommandError::environment("no reactor runs"))?;
     let of_core = base.clone();

@@ -7,13 +7,12 @@ use std::io::{self, Write as _};
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _, fchown};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use blobfs::{BlobFsError, OpenHow, OpenNumber};
 use file_lock::LockMode;
 use rustix::fs::OFlags;
 
-use super::image::{COPY_BYTES, Files, at, bytes};
+use super::image::{COPY_BYTES, Files, LOCK_TIMEOUT, at, bytes};
 use crate::command_error::CommandError;
 
 /// Names that are tried for a temporary file: one of 64 random bits is free.
@@ -146,7 +145,7 @@ fn check_destination(to: &Path, found: &Metadata, store: &Metadata) -> Result<Ve
     // The store may be on the file behind it, or another program use it. The kernel refuses what is mounted.
     let device = File::options().read(true).custom_flags(OFlags::EXCL.bits().cast_signed()).open(to);
     let device = device.map_err(|error| at(to, &error))?;
-    let locked = file_lock::lock_device(&device, LockMode::Exclusive, Duration::ZERO);
+    let locked = file_lock::lock_device(&device, LockMode::Exclusive, LOCK_TIMEOUT);
     let backing = locked.map_err(|holder| at(to, &format!("{holder} has it open; end that first")))?;
     Ok([device].into_iter().chain(backing).collect())
 }

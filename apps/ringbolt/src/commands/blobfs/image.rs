@@ -20,6 +20,10 @@ pub(super) const COPY_BYTES: usize = 4 << 20;
 /// Bytes of zeroes that are written at once where a device cannot make them itself.
 const ZERO_BYTES: u64 = 1 << 20;
 
+/// How long a store is waited for that another has open: the kernel closes what a killed process had open
+/// some time after its end, mostly within 0.1 s.
+pub(super) const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
+
 pub(super) type Files = BlockingBlobFs<StoreDevice>;
 
 pub(super) fn bytes(path: &Path) -> &[u8] {
@@ -104,7 +108,7 @@ impl ImageDevice {
         }
         let opened = options.open(path).and_then(|mut file| Ok((file.seek(SeekFrom::End(0))?, file)));
         let (bytes, file) = opened.map_err(|error| failed(&error))?;
-        let locked = file_lock::lock_device(&file, mode, Duration::ZERO);
+        let locked = file_lock::lock_device(&file, mode, LOCK_TIMEOUT);
         let backing = locked.map_err(|holder| failed(&format!("{holder} has it open; end that first")))?;
         Ok(ImageDevice { file, bytes, _backing: backing })
     }

@@ -383,13 +383,23 @@ impl<D: BlockingDevice + 'static> Filesystem for MountedFiles<D> {
     }
 
     fn statfs(&self, _: &Request, _: INodeNo, reply: ReplyStatfs) {
-        let (all, free, files) = self.files.inspect(|fs| {
+        let (all, free, pages) = self.files.inspect(|fs| {
             let store = fs.blobs();
             let all = u64::from(store.data_clusters()) * u64::from(store.layout().cluster_bytes);
-            (all, fs.free_bytes(), store.blobs().len() as u64)
+            (all, fs.free_bytes(), fs.metadata_pages())
         });
         let blocks = |bytes: u64| bytes / u64::from(BLOCK_BYTES);
         let name = NAME_BYTES_MAX as u32;
-        reply.statfs(blocks(all), blocks(free), blocks(free), files, 0, BLOCK_BYTES, name, BLOCK_BYTES);
+        let (files, files_free) = (pages.all.into(), pages.all.saturating_sub(pages.used).into());
+        reply.statfs(
+            blocks(all),
+            blocks(free),
+            blocks(free),
+            files,
+            files_free,
+            BLOCK_BYTES,
+            name,
+            BLOCK_BYTES,
+        );
     }
 }
