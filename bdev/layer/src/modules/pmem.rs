@@ -90,6 +90,7 @@ pub fn create(registry: &Registry, config: PmemConfig) -> Result<Arc<BlockDevice
 }
 
 /// A device on a file that need not be on persistent memory, and is as durable as that is without flushes: for tests.
+#[cfg(any(test, fuzzing, feature = "testing"))]
 pub(crate) fn create_volatile(
     registry: &Registry,
     config: PmemConfig,
