@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
-use crate::files::read_limited;
+use crate::files::{read_limited, read_regular};
 use crate::json_positions::{PathStep, find_duplicate, find_key};
 use crate::method::MethodInfo;
 use crate::parameters::Parameter;
@@ -52,6 +52,15 @@ impl ConfigFile {
         let failed = |error| ConfigError(format!("{origin}: {error}"));
         let file = std::fs::File::open(path).map_err(failed)?;
         let text = read_limited(file, FILE_BYTES_MAX).map_err(failed)?;
+        ConfigFile::parse(&origin, &text, catalog)
+    }
+
+    /// As [`read`](Self::read), of a regular file only: a FIFO, which is read to its end once, would keep a later
+    /// reader waiting for ever.
+    pub fn read_again(path: &Path, catalog: &Catalog) -> Result<ConfigFile, ConfigError> {
+        let origin = path.display().to_string();
+        let text = read_regular(path, FILE_BYTES_MAX);
+        let text = text.map_err(|error| ConfigError(format!("{origin}: {error}")))?;
         ConfigFile::parse(&origin, &text, catalog)
     }
 
@@ -252,6 +261,19 @@ mod tests {
     fn a_file_without_end_is_refused() {
         let error = ConfigFile::read(Path::new("/dev/zero"), &Catalog::default()).unwrap_err();
         assert_eq!(error.to_string(), "/dev/zero: more than the maximum of 67108864 bytes");
+    }
+
+    #[test]
+    fn what_is_not_a_regular_file_is_not_read_again() {
+        let path = std::env::temp_dir().join(format!("ringbolt-config-{}", std::process::id()));
+        let mode = rustix::fs::Mode::from_raw_mode(0o600);
+        rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+        let error = ConfigFile::read_again(&path, &Catalog::default()).unwrap_err();
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(error.to_string(), format!("{}: not a regular file", path.display()));
+        std::fs::write(&path, r#"{"subsystems":[]}"#).unwrap();
+        assert!(ConfigFile::read_again(&path, &Catalog::default()).is_ok());
+        std::fs::remove_file(&path).unwrap();
     }
 
     #[test]

@@ -64,7 +64,8 @@ impl Module for Framework {
             Method::of_plane("metrics_get_openmetrics", get_openmetrics)
                 .text("The same as OpenMetrics 1.0.0 text. Not an SPDK method.", "the text"),
             Method::of_plane("save_config", save_config)
-                .text("The running configuration, as a file that recreates it.", "`subsystems`"),
+                .text("The running configuration, as a file that recreates it.", "`subsystems`")
+                .errors(&[(RpcError::EBUSY, "a key that was removed is in use: the file could not be loaded")]),
             Method::of_plane("load_config", load_config)
                 .text("Applies a configuration. Stops at the first call that fails.", "true"),
             Method::of_plane("job_get", get_jobs)
@@ -247,7 +248,10 @@ fn get_modules(plane: &ControlPlane, _params: NoParameters) -> Result<Value, Rpc
 }
 
 fn save_config(plane: &ControlPlane, _params: NoParameters) -> Result<Value, RpcError> {
-    Ok(plane.save())
+    match plane.modules().iter().find_map(|module| module.not_loadable()) {
+        Some(reason) => Err(RpcError::new(RpcError::EBUSY, reason)),
+        None => Ok(plane.save()),
+    }
 }
 
 crate::parameters! {

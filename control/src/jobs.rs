@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
@@ -49,6 +49,8 @@ struct JobState {
     /// It has passed the point from which it cannot be cancelled.
     is_committed: bool,
     outcome: Option<Result<Value, RpcError>>,
+    /// How long it ran, once it has ended.
+    ran: Option<Duration>,
     on_cancel: Option<Box<dyn FnOnce() + Send>>,
 }
 
@@ -175,6 +177,7 @@ impl Job {
             outcome => outcome,
         };
         state.outcome = Some(outcome.clone());
+        state.ran = Some(self.started.elapsed());
         state.on_cancel = None;
         outcome
     }
@@ -191,7 +194,7 @@ impl Job {
             "job": self.id,
             "method": self.method,
             "state": name,
-            "seconds": self.started.elapsed().as_secs(),
+            "seconds": state.ran.unwrap_or_else(|| self.started.elapsed()).as_secs(),
             "done": self.done.load(Ordering::Relaxed),
         });
         if let Some(bdev) = &self.bdev {
@@ -303,5 +306,22 @@ impl Jobs {
 
     fn lock(&self) -> MutexGuard<'_, JobTable> {
         sync::lock(&self.table)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_job_that_has_ended_grows_no_older() {
+        let job = Job::new(1, "test", None, Arc::default());
+        _ = job.end(Ok(Value::Null));
+        let ended = job.lock().ran;
+        assert!(ended.is_some());
+        let job =
+            Job { started: job.started.checked_sub(Duration::from_secs(90)).unwrap_or(job.started), ..job };
+        assert_eq!(job.describe()["seconds"], 0);
+        assert_eq!(job.lock().ran, ended);
     }
 }

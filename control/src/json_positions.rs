@@ -31,6 +31,13 @@ pub(crate) fn find_duplicate(text: &[u8]) -> Option<(String, TextPosition)> {
     found.map(|(key, at)| (key, position(text, at)))
 }
 
+/// What says that an object of a text has a key twice, and where: of two values one would be ignored. `None` if
+/// none has, or the text is not JSON.
+pub fn duplicate_key(text: &[u8]) -> Option<String> {
+    serde_json::from_slice::<serde::de::IgnoredAny>(text).ok()?;
+    find_duplicate(text).map(|(key, position)| format!("{position}: the key `{key}` stands twice"))
+}
+
 /// Where the last key of a path stands. The text must be valid JSON.
 pub(crate) fn find_key(text: &[u8], path: &[PathStep]) -> Option<TextPosition> {
     let mut found = None;

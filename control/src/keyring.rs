@@ -246,6 +246,14 @@ impl Keyring {
         present.into_iter().chain(removed).map(KeyEntry::describe).collect()
     }
 
+    /// A key that was removed and is in use, unless another one has its name now.
+    fn removed_in_use(&self) -> Option<String> {
+        let state = self.lock();
+        let has_name = |name: &str| bare_name(name).is_ok_and(|name| state.numbers.contains_key(name));
+        let mut removed = state.entries.values().filter(|entry| entry.is_removed);
+        removed.find(|entry| !has_name(&entry.name)).map(|entry| entry.name.clone())
+    }
+
     /// The calls that make the keyring again.
     fn calls(&self) -> Vec<Value> {
         let state = self.lock();

@@ -59,6 +59,7 @@ pub use examine::{Examination, Examiner};
 pub use fixed_options::{FixedOptions, FixedSubsystem, FsdevOptions, IobufOptions};
 pub use framework::{thread_name, tick_rate};
 pub use jobs::{JobHandle, Jobs};
+pub use json_positions::duplicate_key;
 pub use keyring::{KEY_BYTES_MAX, Key, KeyError, Keyring, KeyringModule};
 pub use method::{Catalog, Method, MethodInfo, MethodKind, StartupStage, spdk_methods};
 pub use metrics::{HistogramSample, Metric, MetricKind, MetricSamples, MetricValue};

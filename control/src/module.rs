@@ -47,6 +47,11 @@ pub trait Module: Send + Sync + Sized + 'static {
         Vec::new()
     }
 
+    /// Why what [`save`](Self::save) returns, with that of other modules, could not be loaded; `None` if it could.
+    fn not_loadable(&self) -> Option<String> {
+        None
+    }
+
     /// Looks at a block device that has appeared, by name, and claims it or creates others from it as it is
     /// configured, without I/O. Devices are examined one after the other, as updates; `bdev_wait_for_examine`
     /// waits for all.
@@ -88,6 +93,7 @@ pub(crate) trait DynModule: Send + Sync {
     fn drain(&self);
     fn stop(&self);
     fn save(&self) -> Vec<Value>;
+    fn not_loadable(&self) -> Option<String>;
     fn examine_config(&self, bdev: &str);
     fn examine_disk(&self, bdev: &str, examination: Examination);
     fn collect(&self, samples: &mut MetricSamples);
@@ -122,6 +128,10 @@ impl<M: Module> DynModule for M {
 
     fn save(&self) -> Vec<Value> {
         Module::save(self)
+    }
+
+    fn not_loadable(&self) -> Option<String> {
+        Module::not_loadable(self)
     }
 
     fn examine_config(&self, bdev: &str) {

@@ -207,7 +207,7 @@ impl<'a> Reload<'a> {
         if let Some(changed) = changed {
             self.wanted[changed].state = State::Refused;
             let reason = "it exists with other parameters, and is in use; delete it first";
-            self.lines.push(format!("refused: {}: {reason}", one.step));
+            self.lines.push(format!("refused: {}: {reason}", self.wanted[changed].step));
             self.refused.push(one.step);
             for part in refuse_parts(self.plane, &mut self.wanted, changed) {
                 let reason = "what it changes exists with other parameters, and is in use";

@@ -28,7 +28,11 @@ impl Module for Test {
                 test.leave.lock().unwrap().recv().unwrap();
                 Ok(true)
             }),
-            Method::query("long", |_, _: NoParameters| Ok("x".repeat(1 << 20))),
+            Method::query("long", |test, _: NoParameters| {
+                // Nobody has to count them.
+                let _ = test.entered.send(());
+                Ok("x".repeat(1 << 20))
+            }),
             Method::update("note", |test: &Test, params: ByName| {
                 test.notes.lock().unwrap().push(params.name);
                 Ok(true)
@@ -115,9 +119,9 @@ fn requests_beyond_a_limit_are_refused_before_they_are_parsed() {
     let many = format!("{{\"id\":1,\"method\":\"spdk_get_version\",\"params\":[{}1]}}", "1,".repeat(400_000));
     let long = format!("{{\"id\":1,\"method\":\"{}\"}}", "x".repeat(2 << 20));
     for (request, expected) in [
-        (many.as_str(), "too many values"),
-        (&long, "too long"),
-        (&"[".repeat(100_000), "too many values"),
+        (many.as_str(), "more than 131072 values"),
+        (&long, "longer than 1 MiB"),
+        (&"[".repeat(100_000), "more than 32 levels"),
         ("{]", "-32700"),
     ] {
         let answer = rig.exchange(request.as_bytes());
@@ -245,4 +249,26 @@ fn the_calls_of_a_connection_that_run_at_once_are_limited() {
     assert!(rig.call("spdk_get_version").is_ok(), "another connection is not limited by it");
     (0..20).for_each(|_| rig.leave.send(()).unwrap());
     (0..20).for_each(|_| drop(receive(&mut stream)));
+}
+
+#[test]
+fn calls_wait_while_much_of_what_was_asked_before_is_not_read() {
+    const CALLS: usize = 16;
+    let rig = rig("unread");
+    let mut stream = rig.connect();
+    (0..CALLS as u32).for_each(|id| send(&mut stream, id, "long"));
+    // Four responses are on the way or wait. A slow machine starts a few more beside these.
+    let mut begun = 0;
+    while rig.entered.recv_timeout(Duration::from_millis(500)).is_ok() {
+        begun += 1;
+    }
+    assert!((4..CALLS).contains(&begun), "{begun} calls have begun");
+    let mut lines = 0;
+    let mut bytes = vec![0; 64 << 10];
+    while lines < CALLS {
+        let count = stream.read(&mut bytes).unwrap();
+        assert!(count > 0, "{lines} responses");
+        lines += bytes[..count].iter().filter(|byte| **byte == b'\n').count();
+    }
+    assert_eq!(rig.entered.try_iter().count(), CALLS - begun);
 }

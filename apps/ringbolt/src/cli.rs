@@ -6,6 +6,7 @@ use crate::command_error::CommandError;
 use crate::commands::{
     blob, blobfs, demo, image, lab, lvol, model, nvme, nvmf, objects, perf, rpc, serve, store, trace,
 };
+use crate::console;
 
 /// User-space block storage: a target for NVMe (TCP, vfio-user), iSCSI, vhost-user (block, SCSI), NBD and
 /// ublk, its JSON-RPC client, a replicated store, a load generator, NVMe tools, device models and a lab.
@@ -154,18 +155,29 @@ pub(crate) fn run(command: CliCommand) -> Result<(), CommandError> {
                 true => control::reference::without_effect(&catalog),
                 false => control::reference::markdown(&catalog),
             };
-            print!("{page}");
+            console::print(page);
             Ok(())
         }
         CliCommand::MetricsReference => {
-            print!("{}", control::metrics::markdown(&crate::app::catalog()));
+            console::print(control::metrics::markdown(&crate::app::catalog()));
             Ok(())
         }
         CliCommand::Completions { shell } => {
-            clap_complete::generate(shell, &mut Cli::command(), "ringbolt", &mut std::io::stdout());
+            // In memory first: the generator panics where it cannot write.
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut visible_commands(), "ringbolt", &mut script);
+            console::print(script);
             Ok(())
         }
     }
+}
+
+/// The command line without the subcommands that `--help` does not list.
+fn visible_commands() -> clap::Command {
+    let full = Cli::command();
+    let visible = full.get_subcommands().filter(|command| !command.is_hide_set()).cloned();
+    let command = clap::Command::new("ringbolt").version(env!("CARGO_PKG_VERSION"));
+    command.args(full.get_arguments().cloned()).subcommands(visible)
 }
 
 #[cfg(test)]

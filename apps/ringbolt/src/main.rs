@@ -25,6 +25,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
+use crate::command_error::CommandError;
 use crate::console::stderr_line;
 
 fn main() -> ExitCode {
@@ -32,7 +33,14 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return usage(&error),
     };
-    match cli::run(cli.command) {
+    // A server prints its log, and does not end because nobody can read that.
+    let is_server = matches!(cli.command, cli::CliCommand::Serve(_));
+    let finish = || if is_server { Ok(()) } else { console::finish() };
+    exit(cli::run(cli.command).and_then(|()| finish()))
+}
+
+fn exit(result: Result<(), CommandError>) -> ExitCode {
+    match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             stderr_line!("ringbolt: {failure}");
@@ -44,16 +52,16 @@ fn main() -> ExitCode {
 /// Prints help in full, and a usage error as one line.
 fn usage(error: &clap::Error) -> ExitCode {
     if !error.use_stderr() {
-        // A closed standard output is ignored.
-        let _ = error.print();
-        return ExitCode::SUCCESS;
+        console::record(error.print());
+        return exit(console::finish());
     }
     if error.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
         let _ = error.print();
         return ExitCode::from(2);
     }
     let text = error.to_string();
-    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+    let is_message = |line: &&str| !line.is_empty() && !line.starts_with("For more information");
+    let lines = text.lines().map(str::trim).filter(is_message);
     let lines: Vec<&str> = lines.take_while(|line| !line.starts_with("Usage:")).collect();
     let message = lines.join(" ").replacen("error: ", "", 1);
     stderr_line!("ringbolt: {message}; see `ringbolt --help`");

@@ -29,7 +29,53 @@ fn every_help_text_has_examples() {
     }
     let help = text(&ringbolt(&["nvme", "bind", "--help"]).stdout);
     assert!(help.contains("ringbolt nvme bind --undo") && help.contains("--force-signature"), "{help}");
-    assert!(text(&ringbolt(&["completions", "bash"]).stdout).contains("_ringbolt()"));
+    let completions = text(&ringbolt(&["completions", "bash"]).stdout);
+    assert!(completions.contains("_ringbolt()") && completions.contains("blobfs"));
+    assert!(!completions.contains("rpc-reference") && !completions.contains("metrics-reference"));
+}
+
+#[test]
+fn output_that_cannot_be_written_is_an_error_unless_nobody_reads_it() {
+    use std::process::{Command, Stdio};
+    let run = |arguments: &[&str], stdout: Stdio| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ringbolt"));
+        let output = command.args(arguments).stdout(stdout).stderr(Stdio::piped()).output().unwrap();
+        (output.status.code(), text(&output.stderr))
+    };
+    for arguments in [
+        ["lab", "plan", "quick", "--json"].as_slice(),
+        &["lab", "list"],
+        &["model", "list"],
+        &["nvme", "list", "--json"],
+        &["nvme", "bind", "--status"],
+        &["completions", "bash"],
+        &["completions", "zsh"],
+        &["rpc-reference"],
+        &["perf", "--cmdhelp"],
+        &["--help"],
+        &["perf", "--help"],
+        &["--version"],
+    ] {
+        let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let (status, error) = run(arguments, full.into());
+        assert_eq!(status, Some(1), "{arguments:?}: {error}");
+        assert!(error.starts_with("ringbolt: standard output: No space left"), "{arguments:?}: {error}");
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        assert_eq!(run(arguments, writer.into()), (Some(0), String::new()), "{arguments:?}");
+    }
+}
+
+#[test]
+fn serve_refuses_a_fifo_at_the_place_of_its_lock_file() {
+    let directory = scratch("lock-fifo");
+    let lock = directory.join("a.sock.lock");
+    let mode = rustix::fs::Mode::from_raw_mode(0o600);
+    rustix::fs::mknodat(rustix::fs::CWD, &lock, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+    let (status, error) = failure(&["serve", "-r", directory.join("a.sock").to_str().unwrap()]);
+    let expected = format!("ringbolt: {}: exists and is not a regular file", lock.display());
+    assert!(status == 4 && error.starts_with(&expected), "{status}: {error}");
+    std::fs::remove_dir_all(directory).unwrap();
 }
 
 #[test]
@@ -78,7 +124,8 @@ fn errors_are_one_line_with_distinct_exit_statuses() {
         (&["perf", "--cmdhelp=iodpeth"], 2, "did you mean iodepth?"),
         (&["perf", "-filename=null:1g", "-rw=up"], 2, "it is one of read, write"),
         (&["lab", "import", "/dev/null"], 1, "holds no fio results"),
-        (&["frobnicate"], 2, "unrecognized subcommand"),
+        (&["frobnicate"], 2, "unrecognized subcommand 'frobnicate'; see `ringbolt --help`"),
+        (&["nvme", "discover", "nvme+tcp://127.0.0.1:1"], 1, "127.0.0.1:1/"),
         (&["nvme", "bind", "nvme0"], 2, "'nvme0' is not a PCI address such as 0000:00:03.0"),
         (
             &["nvme", "bind", "00:03.0", "--driver", "vfio"],
@@ -106,6 +153,13 @@ fn errors_are_one_line_with_distinct_exit_statuses() {
         assert_eq!(stderr.lines().count(), 1, "{arguments:?}: {stderr}");
     }
     std::fs::remove_dir_all(directory).unwrap();
+}
+
+#[test]
+fn perf_fails_where_a_target_cannot_be_reached() {
+    let (status, error) =
+        failure(&["perf", "--filename=nvme+tcp://127.0.0.1:1/nqn.2025-01.io.ringbolt:a?ns=1"]);
+    assert!(status == 1 && error.contains("cannot connect to 127.0.0.1:1"), "{status}: {error}");
 }
 
 #[test]

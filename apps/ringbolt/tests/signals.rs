@@ -38,6 +38,24 @@ fn config(bdevs: &[Value], nvmf: &[Value]) -> Value {
 }
 
 #[test]
+fn hup_with_a_fifo_in_the_place_of_the_file_changes_nothing_and_the_next_one_is_applied() {
+    let directory = scratch("reload-fifo");
+    let first = config(&[null("A", 8)], &[]);
+    let mut server = ServerProcess::configured(&directory, "reload-fifo", &first);
+    let file = directory.join("reload-fifo.json");
+    std::fs::remove_file(&file).unwrap();
+    let mode = rustix::fs::Mode::from_raw_mode(0o600);
+    rustix::fs::mknodat(rustix::fs::CWD, &file, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+    let lines = server.signal("SIGHUP", "reload: done");
+    assert!(lines[0].starts_with("reload: nothing is changed: ") && lines[0].ends_with("not a regular file"));
+    std::fs::remove_file(&file).unwrap();
+    std::fs::write(&file, first.to_string()).unwrap();
+    assert_eq!(server.signal("SIGHUP", "reload: done"), ["reload: nothing has changed", "reload: done"]);
+    server.stop();
+    std::fs::remove_dir_all(directory).unwrap();
+}
+
+#[test]
 fn hup_applies_the_difference_and_keeps_serving() {
     let directory = scratch("reload");
     let first = config(&[null("A", 8), null("B", 8), null("C", 8)], &subsystem(&["A", "B"]));
@@ -59,7 +77,7 @@ fn hup_applies_the_difference_and_keeps_serving() {
     let lines = reload(&mut server, &second.to_string());
     let begins = [
         "reload: removed: nvmf_subsystem_add_ns ",
-        "reload: refused: bdev_null_create name=C num_blocks=8 block_size=512: it exists with other parameters",
+        "reload: refused: bdev_null_create name=C num_blocks=16 block_size=512: it exists with other parameters",
         "reload: removed: bdev_null_create name=B",
         "reload: applied: bdev_null_create name=D",
         "reload: applied: nvmf_subsystem_add_ns ",

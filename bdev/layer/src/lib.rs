@@ -73,7 +73,7 @@ pub use memory_budget::DeviceMemory;
 pub use modules::{MetadataConfig, delay, error, malloc, null, passthru, pmem, split, uring};
 pub use plan_runner::{PlanRunner, PlannedAction, PlannedData, PlannedIo, PlannedOutcome, Planner, run_plan};
 pub use qos::RateLimits;
-pub use registry::{Descriptor, DeviceEvent, Registry, SubscriptionId};
+pub use registry::{Descriptor, DeviceEvent, Registry, STACK_LEVELS_MAX, SubscriptionId};
 pub use scheduler::{Scheduler, SchedulerContext, SchedulerPolicy};
 pub use stats::{BdevHistogram, ChannelStats, DeviceStats, OpCounters, OpStats, StatsReset};
 pub use tenants::{Flow, TenantId, TenantInfo, Tenants};

@@ -17,6 +17,10 @@ use crate::stacking::UpperOutcome;
 use crate::trace::{TargetTrace, Trace, TraceEvent, TraceGroup};
 use crate::{Access, Bdev, BdevChannel, BdevError, BlockDevice, DeviceMemory, Tenants};
 
+/// Most levels of devices on each other: each adds to the stack of the reactor that submits a request, and of
+/// the thread that removes the lowest.
+pub const STACK_LEVELS_MAX: usize = 64;
+
 /// The registry of block devices. Cheap to clone; usable from any thread; not used on the I/O path.
 #[derive(Clone, Default)]
 pub struct Registry(Arc<RegistryInner>);
@@ -414,6 +418,30 @@ impl Registry {
         below
     }
 
+    /// Fails if a device on `base`, or `upper` with all that stands on it, would have more than
+    /// [`STACK_LEVELS_MAX`] levels.
+    ///
+    /// # Errors
+    /// [`BdevError::Invalid`].
+    pub fn check_levels(&self, base: &BlockDevice, upper: Option<&BlockDevice>) -> Result<(), BdevError> {
+        let table = self.lock();
+        let levels = count_levels(base.uuid(), |uuid| table.bases.get(&uuid).cloned().unwrap_or_default());
+        let above = upper.map_or(1, |upper| {
+            count_levels(upper.uuid(), |uuid| {
+                let uppers = table.uppers.get(&uuid).into_iter().flatten().filter_map(Weak::upgrade);
+                uppers.map(|upper| upper.uuid()).collect()
+            })
+        });
+        if levels + above <= STACK_LEVELS_MAX {
+            return Ok(());
+        }
+        let reason = format!(
+            "{} has {levels} levels, and bdevs stand on each other in at most {STACK_LEVELS_MAX}",
+            base.name()
+        );
+        Err(BdevError::Invalid { field: "base", reason })
+    }
+
     /// Whether the device stands on other ones, or did.
     pub(crate) fn is_stacked(&self, upper: &BlockDevice) -> bool {
         self.lock().bases.contains_key(&upper.uuid())
@@ -566,6 +594,18 @@ impl std::fmt::Debug for Descriptor {
     }
 }
 
+/// Number of levels from a device on, with the devices that are `next` to each: 1 if there is none. The count
+/// ends beyond [`STACK_LEVELS_MAX`].
+fn count_levels(device: Uuid, next: impl Fn(Uuid) -> Vec<Uuid>) -> usize {
+    let mut levels = 0;
+    let mut level = BTreeSet::from([device]);
+    while !level.is_empty() && levels <= STACK_LEVELS_MAX {
+        levels += 1;
+        level = level.iter().flat_map(|uuid| next(*uuid)).collect();
+    }
+    levels
+}
+
 /// Longest name, in bytes: fits SPDK's tools and a log line.
 const NAME_BYTES_MAX: usize = 255;
 
@@ -633,6 +673,31 @@ mod tests {
         registry.unregister("A").unwrap();
         set("B", &["two"]).unwrap();
         assert_eq!((found("two"), found("three")), (Some("B".into()), None));
+    }
+
+    #[test]
+    fn devices_stand_on_each_other_up_to_the_limit() {
+        let registry = Registry::new();
+        null::create(&registry, null::NullConfig::new("1", 8, 512)).unwrap();
+        let create = |base: usize| {
+            let (base, name) = (base.to_string(), (base + 1).to_string());
+            passthru::create(&registry, passthru::PassthruConfig { base, name, uuid: None })
+        };
+        (1..STACK_LEVELS_MAX).for_each(|base| _ = create(base).unwrap());
+        let top = registry.find(&STACK_LEVELS_MAX.to_string()).unwrap();
+        let error = create(STACK_LEVELS_MAX).map(drop).unwrap_err();
+        assert!(matches!(error, BdevError::Invalid { .. }), "{error:?}");
+        assert!(error.to_string().contains("64 has 64 levels, and bdevs stand on each other"), "{error}");
+        // A device comes below others too: an array gets another member.
+        let other = null::create(&registry, null::NullConfig::new("other", 8, 512)).unwrap();
+        let upper = |name: &str| registry.find(name).unwrap();
+        assert!(registry.check_levels(&other, Some(&upper("1"))).is_err());
+        assert!(registry.check_levels(&other, Some(&upper("2"))).is_ok());
+        registry.unregister("other").unwrap();
+        // The base is not claimed by the attempt, and the whole stack goes with its lowest device.
+        assert!(top.claim().is_none());
+        registry.unregister("1").unwrap();
+        assert!(registry.list().is_empty());
     }
 
     #[test]

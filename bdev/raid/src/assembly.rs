@@ -612,6 +612,7 @@ impl Arrays {
             let reason = format!("{} does not support {}, and the array does", device.name(), op.name());
             return Err(BdevError::Invalid { field: "base_bdev", reason }.into());
         }
+        self.registry.check_levels(device, Some(&upper))?;
         let base = BaseBdev::claim(&self.registry, device.name(), &array.claimant())?.with_first_lba(first);
         mirror.join(base, NewMember { place, data_offset: first, data_blocks }, found)?;
         self.registry.stack(device, &upper);

@@ -195,11 +195,8 @@ impl Module for RaidModule {
             }),
             Err(error) => {
                 let name = device.name();
-                if error.is_absent() {
-                    log::debug!(target: "bdev_raid", "{name} has no RAID superblock: {error}");
-                } else {
-                    log::warn!(target: "bdev_raid", "the RAID superblock of {name} is not used: {error}");
-                }
+                let (level, what) = without_superblock(&error, device.is_removed());
+                log::log!(target: "bdev_raid", level, "{name}: {what}: {error}");
                 if let NoSuperblock::Decode(_) = error {
                     examination.finish(move || arrays.configure_named(&device, true));
                 }
@@ -211,5 +208,31 @@ impl Module for RaidModule {
         let arrays = self.arrays.all();
         let online = arrays.iter().filter(|array| array.phase() == ArrayPhase::Online).count();
         json!({ "arrays": arrays.len(), "online": online })
+    }
+}
+
+/// How the log says that nothing was found on a device: loudly only if there may be something on a device that
+/// is still there.
+fn without_superblock(error: &NoSuperblock, is_removed: bool) -> (log::Level, &'static str) {
+    match error {
+        _ if is_removed => (log::Level::Debug, "it was removed before it was examined"),
+        NoSuperblock::Read(_) => (log::Level::Warn, "it could not be examined for a RAID superblock"),
+        NoSuperblock::Decode(_) if error.is_absent() => (log::Level::Debug, "it has no RAID superblock"),
+        NoSuperblock::Decode(_) => (log::Level::Warn, "its RAID superblock is not used"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_that_is_removed_before_it_is_examined_is_no_warning() {
+        let unread = NoSuperblock::Read(BdevError::NotFound { name: "M".to_string() }.into());
+        assert_eq!(without_superblock(&unread, true).0, log::Level::Debug);
+        assert_eq!(
+            without_superblock(&unread, false),
+            (log::Level::Warn, "it could not be examined for a RAID superblock")
+        );
     }
 }

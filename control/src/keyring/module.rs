@@ -87,6 +87,14 @@ impl Module for KeyringModule {
     fn save(&self) -> Vec<Value> {
         self.keyring.calls()
     }
+
+    fn not_loadable(&self) -> Option<String> {
+        let name = self.keyring.removed_in_use()?;
+        Some(format!(
+            "the key {name} was removed and is in use: what uses it could not be created again from a file; add \
+             the key again, or remove what uses it (keyring_get_keys lists the key until then)"
+        ))
+    }
 }
 
 crate::parameters! {

@@ -238,3 +238,24 @@ fn a_key_of_the_kernel_is_there_while_it_is_used() {
     assert_eq!(keyring.describe(), [Value::Null; 0]);
     assert!(matches!(keyring.get(&name), Err(KeyError::NotFound(_))));
 }
+
+#[test]
+fn a_configuration_is_not_saved_without_a_key_that_is_in_use() {
+    let directory = Directory::new("save");
+    let (keyring, path) = (Keyring::default(), directory.file("a", "swordfish"));
+    let plane = plane(&keyring);
+    let save = || plane.invoke("save_config", Value::Null);
+    keyring.add_file("key0", &path).unwrap();
+    let user = keyring.key("key0").unwrap();
+    assert!(save().is_ok());
+    keyring.remove_file("key0").unwrap();
+    let error = save().unwrap_err();
+    assert!(error.code == RpcError::EBUSY && error.message.contains("key0 was removed"), "{error:?}");
+    // What uses it finds another key of this name in the file.
+    keyring.add_file(":key0", &path).unwrap();
+    assert!(save().is_ok());
+    keyring.remove_file("key0").unwrap();
+    assert!(save().is_err());
+    drop(user);
+    assert!(save().is_ok());
+}

@@ -120,7 +120,7 @@ fn a_reload_applies_the_difference_and_refuses_the_rest_each_with_a_line() {
     assert_eq!(
         lines,
         [
-            "refused: toy_create name=c size=1: it exists with other parameters, and is in use; delete it first",
+            "refused: toy_create name=c size=2: it exists with other parameters, and is in use; delete it first",
             "removed: toy_create name=b size=1",
             "applied: toy_create name=d size=4",
             "applied: toy_set_options level=7",
@@ -340,7 +340,7 @@ fn a_value_that_was_assigned_is_not_another_one() {
     shelves.take_calls();
     let (_, lines) = first.reload(&config(&plane, &[floor, shelf(7)]), &plane);
     assert_eq!(lines.len(), 1, "{lines:?}");
-    assert!(lines[0].contains("place=0: it exists with other parameters"), "{lines:?}");
+    assert!(lines[0].contains("place=7: it exists with other parameters"), "{lines:?}");
     assert_eq!(shelves.take_calls(), [] as [&str; 0]);
 }
 

@@ -22,6 +22,10 @@ const CALL_HEADSTART: Duration = Duration::from_millis(20);
 /// keeps the responses of other calls waiting.
 const BATCH_BYTES_MAX: usize = 1 << 20;
 
+/// Most bytes of responses that wait for the peer to read while another call is started. Those that run then
+/// make theirs.
+const UNSENT_BYTES_MAX: usize = 4 << 20;
+
 type Invoke = Box<dyn Fn(&str, Value) -> Result<Value, RpcError> + Send + Sync>;
 /// Called when the first of some calls begins and when the last has ended; returns `false` if the connection
 /// was replaced.
@@ -49,6 +53,8 @@ struct CallState {
     /// Threads, and those that wait for a frame.
     threads: usize,
     waiting: usize,
+    /// Bytes of responses that are being sent, or wait for those.
+    unsent_bytes: usize,
     /// The highest number of a frame that has ended.
     last_ended: u64,
     /// No more frames come, or the connection has failed.
@@ -70,7 +76,7 @@ impl ConnectionCalls {
     /// Returns `false` if no more are to come.
     pub(super) fn start(self: &Arc<Self>, frame: Vec<u8>) -> bool {
         let mut state = self.lock();
-        while state.running() >= CALLS_MAX && !state.is_closed {
+        while !state.may_start() && !state.is_closed {
             state = sync::wait(&self.changed, state);
         }
         if state.is_closed || (state.running() == 0 && !(self.set_busy)(true)) {
@@ -181,6 +187,11 @@ impl CallState {
         (self.started - self.ended) as usize
     }
 
+    /// Whether another call may run beside those that do.
+    fn may_start(&self) -> bool {
+        self.running() < CALLS_MAX && self.unsent_bytes <= UNSENT_BYTES_MAX
+    }
+
     fn end(&mut self, number: u64, set_busy: &SetBusy) {
         self.ended += 1;
         self.last_ended = self.last_ended.max(number);
@@ -209,8 +220,13 @@ impl ResponseWriter<'_> {
     }
 
     fn flush(&mut self) -> io::Result<()> {
+        let text = std::mem::take(&mut self.text);
+        self.calls.lock().unsent_bytes += text.len();
         let stream = self.stream.get_or_insert_with(|| sync::lock(&self.calls.stream));
-        stream.write_all(&std::mem::take(&mut self.text))
+        let sent = stream.write_all(&text);
+        self.calls.lock().unsent_bytes -= text.len();
+        self.calls.changed.notify_all();
+        sent
     }
 
     fn end(mut self) -> io::Result<()> {

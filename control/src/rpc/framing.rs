@@ -22,8 +22,10 @@ pub enum FrameError {
     Garbage,
     /// A value longer than [`FrameLimits::bytes_max`].
     TooLong,
-    /// A value nested deeper than [`FrameLimits::depth_max`], or of more than [`FrameLimits::values_max`] values.
-    TooComplex,
+    /// A value nested deeper than [`FrameLimits::depth_max`].
+    TooDeep,
+    /// A value of more than [`FrameLimits::values_max`] values.
+    TooManyValues,
 }
 
 /// Limits of one value. What is parsed takes up to some hundred times the memory of its text, so that a limit of
@@ -72,12 +74,18 @@ impl Framer {
                 }
             }
             self.step(byte);
-            if self.depth > self.limits.depth_max || self.values > self.limits.values_max {
-                return Err(FrameError::TooComplex);
+            if self.depth > self.limits.depth_max {
+                return Err(FrameError::TooDeep);
+            }
+            if self.values > self.limits.values_max {
+                return Err(FrameError::TooManyValues);
             }
             if self.depth == 0 {
                 self.values = 0;
                 self.partial.extend_from_slice(&bytes[start..=at]);
+                if self.partial.len() > self.limits.bytes_max {
+                    return Err(FrameError::TooLong);
+                }
                 self.complete.push_back(std::mem::take(&mut self.partial));
             }
         }
@@ -142,12 +150,14 @@ mod tests {
     #[test]
     fn a_value_beyond_a_limit_is_rejected_before_it_is_complete() {
         let too_long = [String::from("["), " ".repeat(1 << 20)].concat();
+        let complete_too_long = format!("[{}]", " ".repeat((1 << 20) - 1));
         let too_deep = "[".repeat(33);
         let too_many = ["[".to_string(), "1,".repeat(1 << 17)].concat();
         for (text, expected) in [
             (too_long.as_str(), Some(FrameError::TooLong)),
-            (&too_deep, Some(FrameError::TooComplex)),
-            (&too_many, Some(FrameError::TooComplex)),
+            (&complete_too_long, Some(FrameError::TooLong)),
+            (&too_deep, Some(FrameError::TooDeep)),
+            (&too_many, Some(FrameError::TooManyValues)),
             (&too_long[..1 << 20], None),
             (&too_deep[..32], None),
             (&too_many[..1 << 17], None),

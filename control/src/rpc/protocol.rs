@@ -6,6 +6,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::RpcError;
+use crate::json_positions::find_duplicate;
 
 /// A valid request.
 #[derive(Debug, PartialEq)]
@@ -52,7 +53,17 @@ pub(crate) fn handle_frame(
     invoke: &mut dyn FnMut(&str, Value) -> Result<Value, RpcError>,
     send: &mut dyn FnMut(&[u8]) -> io::Result<()>,
 ) -> io::Result<bool> {
-    let calls = match serde_json::from_slice(frame) {
+    let parsed: Result<Value, _> = serde_json::from_slice(frame);
+    if let Ok(value) = &parsed
+        && let Some((key, position)) = find_duplicate(frame)
+    {
+        let message = format!("Invalid request: {position}: the key `{key}` stands twice");
+        let id = value.get("id").filter(|id| id.is_string() || id.is_number());
+        let error = RpcError::new(RpcError::INVALID_REQUEST, message);
+        send(&line(&response(id.cloned().unwrap_or_default(), Err(error)))?)?;
+        return Ok(true);
+    }
+    let calls = match parsed {
         Err(error) => {
             let error = RpcError::new(RpcError::PARSE, format!("Parse error: {error}"));
             send(&line(&response(Value::Null, Err(error)))?)?;
@@ -161,6 +172,19 @@ mod tests {
             let got: Value = serde_json::from_str(&got).unwrap_or(Value::Null);
             let expected: Value = serde_json::from_str(expected).unwrap_or(Value::Null);
             assert_eq!(got, expected, "{frame}");
+        }
+    }
+
+    #[test]
+    fn a_key_that_stands_twice_is_an_error_and_nothing_is_called() {
+        for (frame, id) in [
+            (r#"{"method":"echo","id":3,"params":{"a":1,"b":{"c":1,"c":2}}}"#, "3"),
+            (r#"{"method":"echo","method":"x","id":"a"}"#, r#""a""#),
+            (r#"[{"method":"echo","id":1},{"id":2,"method":"echo","id":2}]"#, "null"),
+        ] {
+            let got = exchange(frame);
+            let parts = ["-32600", "stands twice", &format!(r#""id":{id}"#)];
+            assert!(parts.iter().all(|part| got.contains(part)) && !got.contains("result"), "{got}");
         }
     }
 

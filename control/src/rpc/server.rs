@@ -208,8 +208,9 @@ fn read_calls(calls: &Arc<ConnectionCalls>, mut stream: &UnixStream) -> io::Resu
         if let Some(frame_error) = frame_error {
             let reason = match frame_error {
                 FrameError::Garbage => "Parse error",
-                FrameError::TooLong => "Parse error: the request is too long",
-                FrameError::TooComplex => "Parse error: the request has too many values",
+                FrameError::TooLong => "Parse error: the request is longer than 1 MiB",
+                FrameError::TooDeep => "Parse error: the request has more than 32 levels",
+                FrameError::TooManyValues => "Parse error: the request has more than 131072 values",
             };
             let error = RpcError::new(RpcError::PARSE, reason);
             return calls.send(&protocol::line(&protocol::response(Value::Null, Err(error)))?);

@@ -6,6 +6,8 @@ use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt,
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
+use rustix::io::Errno;
+
 /// Connections that may wait until one of the server's ends; the kernel's net.core.somaxconn is a limit too.
 /// A client that does not wait itself, as Python's with a time-out, fails beyond.
 const BACKLOG: i32 = 4096;
@@ -30,6 +32,17 @@ pub enum SocketError {
     /// Another kind of file is there.
     #[error("{}: exists and is not a socket; remove it, or name another with --rpc-socket", .0.display())]
     NotASocket(PathBuf),
+    /// The lock file beside it is held by another process, whose socket is not there.
+    #[error("{}: another process holds this lock file; stop it, or name another socket with --rpc-socket", .0.display())]
+    Locked(PathBuf),
+    /// The lock file beside it is not one of this program's.
+    #[error("{}: {why}; remove it, or name another socket with --rpc-socket", path.display())]
+    NotALockFile {
+        /// The lock file.
+        path: PathBuf,
+        /// What it is.
+        why: &'static str,
+    },
     /// The file system refuses.
     #[error("{}: {source}; name another place with --rpc-socket", path.display())]
     Io {
@@ -46,9 +59,14 @@ impl ListenSocket {
     pub fn bind(path: &Path) -> Result<ListenSocket, SocketError> {
         let failed = |source: io::Error| SocketError::Io { path: path.to_path_buf(), source };
         let lock_path = with_suffix(path, ".lock");
-        let lock = open_lock(&lock_path).map_err(failed)?;
+        let lock = open_lock(&lock_path)?;
         if lock.try_lock().is_err() {
-            return Err(SocketError::InUse(path.to_path_buf()));
+            let answers = UnixStream::connect(path).is_ok();
+            return Err(if answers {
+                SocketError::InUse(path.into())
+            } else {
+                SocketError::Locked(lock_path)
+            });
         }
         check_free(path)?;
         // Bound in a private directory, set to mode 0600, then renamed into place: at no moment can
@@ -90,10 +108,32 @@ fn identity(path: &Path) -> io::Result<(u64, u64)> {
     fs::symlink_metadata(path).map(|metadata| (metadata.dev(), metadata.ino()))
 }
 
-/// Opens the lock file with O_NOFOLLOW, against a symbolic link that another user may have made.
-fn open_lock(path: &Path) -> io::Result<File> {
-    let no_follow = rustix::fs::OFlags::NOFOLLOW.bits() as i32;
-    OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).custom_flags(no_follow).open(path)
+/// Opens the lock file. In a directory for everybody, as `/tmp`, another user may have made it: a symbolic link
+/// is not followed, a FIFO does not keep this waiting for its other end, and a file of theirs is refused, as
+/// they could hold its lock.
+fn open_lock(path: &Path) -> Result<File, SocketError> {
+    use rustix::fs::OFlags;
+    let refused = |why| SocketError::NotALockFile { path: path.to_path_buf(), why };
+    let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY).bits() as i32;
+    let mut options = OpenOptions::new();
+    options.create(true).truncate(false).write(true).mode(0o600).custom_flags(flags);
+    let file =
+        options.open(path).map_err(|source| match source.raw_os_error().map(Errno::from_raw_os_error) {
+            Some(Errno::LOOP | Errno::NXIO | Errno::ISDIR) => refused("exists and is not a regular file"),
+            _ => SocketError::Io { path: path.to_path_buf(), source },
+        })?;
+    let metadata = file.metadata().map_err(|source| SocketError::Io { path: path.to_path_buf(), source })?;
+    if !metadata.is_file() {
+        return Err(refused("exists and is not a regular file"));
+    }
+    is_trusted(metadata.uid(), rustix::process::geteuid().as_raw())
+        .then_some(file)
+        .ok_or_else(|| refused("belongs to another user"))
+}
+
+/// Whether a program of `user` may use the lock file of `owner`: its own, or root's.
+fn is_trusted(owner: u32, user: u32) -> bool {
+    owner == user || owner == 0
 }
 
 fn check_free(path: &Path) -> Result<(), SocketError> {
@@ -176,5 +216,40 @@ mod tests {
         assert_eq!(fs::read_to_string(&path).unwrap(), "precious");
         fs::remove_file(&path).unwrap();
         let _ = fs::remove_file(with_suffix(&path, ".lock"));
+    }
+
+    #[test]
+    fn a_lock_file_of_another_kind_is_refused_at_once() {
+        let path = socket_path("fifo");
+        let lock_path = with_suffix(&path, ".lock");
+        let make_fifo = |path: &Path| {
+            let mode = rustix::fs::Mode::from_raw_mode(0o600);
+            rustix::fs::mknodat(rustix::fs::CWD, path, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+        };
+        let error = || ListenSocket::bind(&path).map(drop).unwrap_err().to_string();
+        let expected = format!("{}: exists and is not a regular file; remove it", lock_path.display());
+        make_fifo(&lock_path);
+        assert!(error().starts_with(&expected), "{}", error());
+        // With a reader it can be opened.
+        let flags = rustix::fs::OFlags::NONBLOCK.bits() as i32;
+        let reader = OpenOptions::new().read(true).custom_flags(flags).open(&lock_path).unwrap();
+        assert!(error().starts_with(&expected), "{}", error());
+        drop(reader);
+        fs::remove_file(&lock_path).unwrap();
+        std::os::unix::fs::symlink("/dev/null", &lock_path).unwrap();
+        assert!(error().starts_with(&expected), "{}", error());
+        fs::remove_file(&lock_path).unwrap();
+        assert!(is_trusted(7, 7) && is_trusted(0, 7) && !is_trusted(7, 8) && !is_trusted(7, 0));
+    }
+
+    #[test]
+    fn a_lock_without_a_socket_is_named() {
+        let path = socket_path("locked");
+        let lock_path = with_suffix(&path, ".lock");
+        let holder = open_lock(&lock_path).unwrap();
+        holder.try_lock().unwrap();
+        let error = ListenSocket::bind(&path).map(drop).unwrap_err();
+        assert!(matches!(&error, SocketError::Locked(locked) if *locked == lock_path), "{error}");
+        fs::remove_file(&lock_path).unwrap();
     }
 }

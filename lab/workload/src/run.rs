@@ -58,6 +58,7 @@ impl RunError {
     /// Whether the options caused the error, not the system.
     pub fn is_usage(&self) -> bool {
         match self {
+            RunError::Source(SourceError::Fabric { .. } | SourceError::Store(_)) => false,
             RunError::Source(_) | RunError::Setup(_) | RunError::File(_) | RunError::Options(_) => true,
             RunError::Engine(error) => !matches!(error, io_engines::EngineOpenError::Kernel { .. }),
             RunError::ReactorUnavailable(_) | RunError::Machine { .. } => false,

@@ -66,6 +66,7 @@ impl Module for NbdModule {
                 .errors(&[
                     (RpcError::INVALID_PARAMS, "a parameter is invalid, or the export exists"),
                     (RpcError::ENODEV, "there is no such bdev"),
+                    (RpcError::EBUSY, "the bdev is claimed"),
                     (RpcError::INTERNAL, "the address cannot be listened at, or the target is stopping"),
                     UNRESPONSIVE,
                 ]),
@@ -197,6 +198,7 @@ impl From<NbdTargetError> for RpcError {
             NbdTargetError::Bdev(bdev::BdevError::NotFound { .. }) | NbdTargetError::NotFound(_) => {
                 RpcError::ENODEV
             }
+            NbdTargetError::Bdev(bdev::BdevError::Claimed { .. }) => RpcError::EBUSY,
             NbdTargetError::Exists(_) | NbdTargetError::Invalid(_) => RpcError::INVALID_PARAMS,
             NbdTargetError::TlsKeys(
                 TlsKeysError::File { .. } | TlsKeysError::Certificate(CertificateError::KeyFile { .. }),

@@ -273,7 +273,7 @@ pub(crate) fn run(command: ImageCommand) -> Result<(), CommandError> {
             of.server.call("store_image_delete", params).map(drop)
         }
         ImageCommand::List { json, of, .. } => {
-            list(&of.server.call("store_get_stores", Value::Null)?, json);
+            list(&of.server.query("store_get_stores")?, json);
             Ok(())
         }
     }

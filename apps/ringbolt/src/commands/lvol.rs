@@ -128,6 +128,11 @@ impl LvolServer {
         rpc::call(&self.rpc_socket, method, params, TIMEOUT)
     }
 
+    /// Calls a method that waits for no device.
+    fn query(&self, method: &str) -> Result<Value, CommandError> {
+        rpc::call(&self.rpc_socket, method, Value::Null, rpc::QUERY_TIMEOUT)
+    }
+
     /// Calls a method as a job, and prints how far it is.
     fn run_job(&self, method: &str, mut params: Value) -> Result<(), CommandError> {
         params["background"] = true.into();
@@ -279,8 +284,8 @@ fn create_volume(
 }
 
 fn list(server: &LvolServer, as_json: bool) -> Result<(), CommandError> {
-    let stores = server.call("bdev_lvol_get_lvstores", Value::Null)?;
-    let lvols = server.call("bdev_lvol_get_lvols", Value::Null)?;
+    let stores = server.query("bdev_lvol_get_lvstores")?;
+    let lvols = server.query("bdev_lvol_get_lvols")?;
     if as_json {
         stdout_line!("{:#}", json!({ "lvstores": stores, "lvols": lvols }));
         return Ok(());

@@ -4,7 +4,6 @@ use std::fmt::Write;
 use std::net::SocketAddr;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use nvme_auth::TlsKey;
@@ -50,8 +49,6 @@ fn nqn(text: &str) -> Result<Nqn, String> {
     Nqn::new(text).map_err(|_| format!("'{text}' is not an NVMe qualified name"))
 }
 
-/// Time for a method.
-const TIMEOUT: Duration = Duration::from_secs(60);
 /// Folder of keys whose file is not given.
 const KEYS: &str = "/etc/ringbolt/keys";
 
@@ -63,7 +60,7 @@ pub(crate) fn run(command: NvmfCommand) -> Result<(), CommandError> {
 }
 
 fn add_host(options: &AddHostArgs) -> Result<(), CommandError> {
-    let call = |method, params| rpc::call(&options.rpc_socket, method, params, TIMEOUT);
+    let call = |method, params| rpc::call(&options.rpc_socket, method, params, rpc::QUERY_TIMEOUT);
     let (subsystem, host) = (options.subsystem.as_str(), options.host.as_str());
     // An unknown subsystem is reported before a key is made.
     call("nvmf_get_subsystems", json!({ "nqn": subsystem }))?;
@@ -137,9 +134,13 @@ fn instructions(options: &AddHostArgs, key: Option<&NewKey>) -> String {
     }
     if options.listen.is_none() {
         let secure = if options.tls { " secure_channel=true" } else { "" };
+        let socket = match options.rpc_socket == Path::new(DEFAULT_SOCKET) {
+            true => String::new(),
+            false => format!("-r {} ", options.rpc_socket.display()),
+        };
         let _ = writeln!(
             text,
-            "\nUnless the subsystem listens on such an address, here:\n  ringbolt rpc nvmf_subsystem_add_listener \
+            "\nUnless the subsystem listens on such an address, here:\n  ringbolt rpc {socket}nvmf_subsystem_add_listener \
              nqn={subsystem}{secure} listen_address.trtype=TCP listen_address.traddr=ADDRESS listen_address.trsvcid=PORT"
         );
     }
@@ -174,7 +175,7 @@ mod tests {
             tls,
             key_file: None,
             listen: listen.map(|address| address.parse().unwrap()),
-            rpc_socket: PathBuf::new(),
+            rpc_socket: DEFAULT_SOCKET.into(),
         };
         let key = TlsKey::parse("NVMeTLSkey-1:01:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:").unwrap();
         let new = NewKey { name: "one".into(), file: "/k".into(), key };
@@ -184,5 +185,9 @@ mod tests {
         }
         let text = instructions(&args(None, false), None);
         assert!(text.contains("-a ADDRESS -s PORT") && !text.contains("tls"), "{text}");
+        assert!(text.contains("ringbolt rpc nvmf_subsystem_add_listener nqn="), "{text}");
+        let other = AddHostArgs { rpc_socket: "/run/o.sock".into(), ..args(None, false) };
+        let text = instructions(&other, None);
+        assert!(text.contains("ringbolt rpc -r /run/o.sock nvmf_subsystem_add_listener nqn="), "{text}");
     }
 }

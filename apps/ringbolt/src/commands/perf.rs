@@ -4,7 +4,7 @@ mod options;
 mod text;
 
 use std::fs::File;
-use std::io::{Read, Write as _};
+use std::io::Read;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Instant, SystemTime};
@@ -15,11 +15,11 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use workload::devices::{self, Disk, DiskStats};
 use workload::fio::{ReportedJob, RunReport};
 use workload::jobfile::{EngineName, JobPlan, Lookup, PerfJob};
-use workload::{BdevReactors, FinishedJob, JobResult, JobRunner, RunError};
+use workload::{BdevReactors, FinishedJob, JobResult, JobRunner, RunError, SourceError};
 
 use crate::app::{self, App, StartOptions};
 use crate::command_error::CommandError;
-use crate::console::stderr_line;
+use crate::console::{self, stderr_line};
 use crate::options::{EngineChoice, Idle, ReactorOptions};
 use crate::reactor_runtime::ReactorRuntime;
 
@@ -117,7 +117,8 @@ pub(crate) fn run(command: &Perf) -> Result<(), CommandError> {
         workload::jobfile::plan(arguments, &SystemLookup { given: None }).map_err(CommandError::usage)?;
     let run = RunOptions::new(&plan)?;
     if let Some(text) = &run.help {
-        return print(text);
+        console::print(text);
+        return Ok(());
     }
     if plan.jobs.is_empty() {
         return Err(CommandError::usage(
@@ -128,7 +129,8 @@ pub(crate) fn run(command: &Perf) -> Result<(), CommandError> {
         return Err(CommandError::usage(format!("--readonly: job {} writes", job.spec.name)));
     }
     if run.showcmd {
-        return print(&options::show(&plan));
+        console::print(options::show(&plan));
+        return Ok(());
     }
     for warning in &plan.warnings {
         stderr_line!("ringbolt: warning: {warning}");
@@ -267,7 +269,13 @@ fn reported(plan: &JobPlan, run: &RunOptions, finished: &[FinishedJob]) -> Vec<R
 }
 
 fn command_error(error: RunError) -> CommandError {
-    if error.is_usage() { CommandError::usage(error) } else { CommandError::environment(error) }
+    match error {
+        RunError::Source(SourceError::Fabric { .. } | SourceError::Store(_)) => {
+            CommandError::operation(error)
+        }
+        error if error.is_usage() => CommandError::usage(error),
+        error => CommandError::environment(error),
+    }
 }
 
 fn write(run: &RunOptions, report: &RunReport) -> Result<(), CommandError> {
@@ -287,14 +295,10 @@ fn write(run: &RunOptions, report: &RunReport) -> Result<(), CommandError> {
     match &run.output {
         Some(path) => std::fs::write(path, text)
             .map_err(|error| CommandError::operation(format!("--output={}: {error}", path.display()))),
-        None => print(&text),
-    }
-}
-
-fn print(text: &str) -> Result<(), CommandError> {
-    match std::io::stdout().write_all(text.as_bytes()) {
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(CommandError::operation(error)),
-        _ => Ok(()),
+        None => {
+            console::print(&text);
+            Ok(())
+        }
     }
 }
 

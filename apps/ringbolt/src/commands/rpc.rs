@@ -8,6 +8,7 @@ use control::client::{self, CallError};
 use serde_json::{Map, Value};
 
 use crate::command_error::{CommandError, ExitStatus};
+use crate::console::stdout_line;
 use crate::options::DEFAULT_SOCKET;
 
 #[derive(Args)]
@@ -44,13 +45,34 @@ pub(crate) fn run(options: Rpc) -> Result<(), CommandError> {
     if options.list {
         let names = call(&options.rpc_socket, "rpc_get_methods", Value::Null, timeout)?;
         let names = names.as_array().into_iter().flatten().filter_map(Value::as_str);
-        return print(&names.collect::<Vec<_>>().join("\n"));
+        stdout_line!("{}", names.collect::<Vec<_>>().join("\n"));
+        return Ok(());
     }
     let method = options.method.as_deref().unwrap_or_default();
     let params = parameters(options.json.as_deref(), &options.parameters)?;
-    let result = call(&options.rpc_socket, method, params, timeout)?;
-    print(&serde_json::to_string_pretty(&result).map_err(CommandError::operation)?)
+    let result = call(&options.rpc_socket, method, params, timeout);
+    let result = result.map_err(|error| with_hint(error, &options.parameters))?;
+    stdout_line!("{result:#}");
+    Ok(())
 }
+
+/// Says how a number is given as a string, where a server wants that.
+fn with_hint(error: CommandError, pairs: &[String]) -> CommandError {
+    let message = error.to_string();
+    let is_value = |pair: &&String| {
+        let value = pair.split_once('=').map(|(_, text)| serde_json::from_str(text));
+        matches!(value, Some(Ok(Value::Number(_) | Value::Bool(_) | Value::Null)))
+    };
+    match pairs.iter().find(is_value).and_then(|pair| pair.split_once('=')) {
+        Some((key, text)) if message.contains("expected a string") => CommandError::operation(format!(
+            "{message}; a string that looks like JSON is quoted: '{key}=\"{text}\"'"
+        )),
+        _ => error,
+    }
+}
+
+/// Time for a query of what a server knows, which waits for no device.
+pub(crate) const QUERY_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Calls a method of a server.
 pub(crate) fn call(
@@ -66,15 +88,6 @@ pub(crate) fn call(
     })
 }
 
-/// Prints to standard output. A closed pipe, as with `head`, is not an error.
-fn print(text: &str) -> Result<(), CommandError> {
-    use std::io::Write;
-    match writeln!(std::io::stdout(), "{text}") {
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(CommandError::operation(error)),
-        _ => Ok(()),
-    }
-}
-
 /// The parameters: the object `json`, with each `KEY=VALUE` of `pairs` inserted.
 fn parameters(json: Option<&str>, pairs: &[String]) -> Result<Value, CommandError> {
     let mut object = match json.map(serde_json::from_str) {
@@ -86,6 +99,9 @@ fn parameters(json: Option<&str>, pairs: &[String]) -> Result<Value, CommandErro
         }
         Some(Err(error)) => return Err(CommandError::usage(format!("--json: {error}"))),
     };
+    if let Some(duplicate) = json.and_then(|text| control::duplicate_key(text.as_bytes())) {
+        return Err(CommandError::usage(format!("--json: {duplicate}")));
+    }
     for pair in pairs {
         let invalid = || CommandError::usage(format!("'{pair}' is not KEY=VALUE, as name=Malloc0"));
         let (key, text) = pair.split_once('=').ok_or_else(invalid)?;
@@ -140,6 +156,18 @@ mod tests {
     }
 
     #[test]
+    fn a_number_in_place_of_a_string_has_a_hint() {
+        let hint = |message: &str, pairs: &[&str]| {
+            let pairs: Vec<String> = pairs.iter().map(|pair| pair.to_string()).collect();
+            with_hint(CommandError::operation(message), &pairs).to_string()
+        };
+        let refused = "m: Invalid parameters: name: invalid type: integer `5`, expected a string";
+        assert!(hint(refused, &["size=x", "name=5"]).ends_with("quoted: 'name=\"5\"'"));
+        assert_eq!(hint(refused, &["name=x"]), refused);
+        assert_eq!(hint("m: no bdev is called 5", &["name=5"]), "m: no bdev is called 5");
+    }
+
+    #[test]
     fn invalid_parameters_have_errors_with_a_hint() {
         for (json, pairs, hint) in [
             (None, ["name"].as_slice(), "KEY=VALUE"),
@@ -147,6 +175,7 @@ mod tests {
             (None, &["a=1", "a.b=2"], "KEY=VALUE"),
             (Some("[1]"), &[], "object"),
             (Some("{"), &[], "EOF"),
+            (Some(r#"{"a":1,"b":{"c":1,"c":2}}"#), &[], "the key `c` stands twice"),
         ] {
             let error = parse(json, pairs).unwrap_err();
             assert!(error.contains(hint), "{error}");

@@ -156,7 +156,7 @@ fn start_reloader(
                 stdout_line!("reload: there is no configuration file (--config)");
                 continue;
             };
-            match ConfigFile::read(path, control.catalog()) {
+            match ConfigFile::read_again(path, control.catalog()) {
                 Ok(new) => {
                     let (now, lines) = in_force.reload(&new, &control);
                     in_force = now;

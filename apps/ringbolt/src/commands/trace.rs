@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::path::PathBuf;
-use std::time::Duration;
 
 use clap::Args;
 use comfy_table::{CellAlignment, Table};
@@ -12,8 +11,6 @@ use super::rpc;
 use crate::command_error::CommandError;
 use crate::console::stdout_line;
 use crate::options::DEFAULT_SOCKET;
-
-const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Options of `ringbolt trace`.
 #[derive(Args)]
@@ -47,12 +44,21 @@ pub(crate) struct Trace {
 
 /// Runs `ringbolt trace`.
 pub(crate) fn run(options: Trace) -> Result<(), CommandError> {
-    let call = |method: &str, params| rpc::call(&options.rpc_socket, method, params, TIMEOUT);
+    let call = |method: &str, params| rpc::call(&options.rpc_socket, method, params, rpc::QUERY_TIMEOUT);
     if options.enable {
         return call("trace_enable_tpoint_group", json!({ "name": "bdev" })).map(drop);
     }
     if options.disable {
         return call("trace_disable_tpoint_group", json!({ "name": "bdev" })).map(drop);
+    }
+    if let Some(core) = options.core {
+        let reactors = call("framework_get_reactors", Value::Null)?;
+        let cores = reactors["reactors"].as_array().map_or(0, Vec::len);
+        if core as usize >= cores {
+            return Err(CommandError::operation(format!(
+                "--core={core}: the server has {cores} core(s), from 0"
+            )));
+        }
     }
     let mut trace = call("trace_get_events", json!({ "count": options.count, "core": options.core }))?;
     let events = trace["events"].as_array().map_or(0, Vec::len);

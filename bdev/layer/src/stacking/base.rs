@@ -18,10 +18,12 @@ impl BaseBdev {
     /// Opens the base `name`, as [`Registry::open`].
     ///
     /// # Errors
-    /// [`BdevError::NotFound`] with `name` as it is given; [`BdevError::Claimed`]; [`BdevError::Removed`].
+    /// [`BdevError::NotFound`] with `name` as it is given; [`BdevError::Claimed`]; [`BdevError::Removed`];
+    /// [`BdevError::Invalid`] if it is on level [`STACK_LEVELS_MAX`](crate::STACK_LEVELS_MAX) already.
     pub fn open(registry: &Registry, name: &str, access: Access<'_>) -> Result<BaseBdev, BdevError> {
         let descriptor = registry.open(name, access)?;
         let device = descriptor.device().clone();
+        registry.check_levels(&device, None)?;
         Ok(BaseBdev { device, first_lba: 0, descriptor: Mutex::new(Some(descriptor)) })
     }
 

@@ -344,6 +344,7 @@ fn set_parent_bdev(module: &LvolModule, params: SetParentBdev) -> Result<Conclus
     if !found.blob(Blob::is_thin)? {
         return Err(failed(EINVAL, "the volume is not thin"));
     }
+    module.stores.registry.check_levels(&device, Some(&found.device))?;
     let operation = store.operate(&[blob], None).map_err(no_operation)?;
     let External { name, bytes, base, .. } = external(module, &store, &device, &store.alias(&found.volume))?;
     let record = Some(external_bytes_xattr(&name, bytes));

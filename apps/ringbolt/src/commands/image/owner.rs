@@ -1,6 +1,6 @@
 //! Which images a command is for.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
@@ -45,8 +45,16 @@ pub(crate) struct Server {
 
 impl Server {
     pub(super) fn call(&self, method: &str, params: Value) -> Result<Value, CommandError> {
-        let socket = self.rpc_socket.clone().unwrap_or_else(|| DEFAULT_SOCKET.into());
-        rpc::call(&socket, method, params, TIMEOUT)
+        rpc::call(self.socket(), method, params, TIMEOUT)
+    }
+
+    /// Calls a method that waits for no device.
+    pub(super) fn query(&self, method: &str) -> Result<Value, CommandError> {
+        rpc::call(self.socket(), method, Value::Null, rpc::QUERY_TIMEOUT)
+    }
+
+    fn socket(&self) -> &Path {
+        self.rpc_socket.as_deref().unwrap_or(Path::new(DEFAULT_SOCKET))
     }
 }
 

@@ -1,9 +1,9 @@
 //! Run directories and output files of the lab's commands.
 
-use std::io::Write as _;
 use std::path::Path;
 
 use crate::command_error::CommandError;
+use crate::console;
 
 /// Why a path is no run directory; `None` if it is one.
 pub(crate) fn why_not_a_run(directory: &Path) -> Option<String> {
@@ -25,11 +25,9 @@ pub(crate) fn write_output(output: Option<&Path>, text: &str) -> Result<(), Comm
     match output {
         Some(path) => std::fs::write(path, text)
             .map_err(|error| CommandError::operation(format!("{}: {error}", path.display()))),
-        None => match std::io::stdout().write_all(text.as_bytes()) {
-            Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
-                Err(CommandError::operation(error))
-            }
-            _ => Ok(()),
-        },
+        None => {
+            console::print(text);
+            Ok(())
+        }
     }
 }

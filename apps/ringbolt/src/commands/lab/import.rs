@@ -1,13 +1,13 @@
 //! `ringbolt lab import`: converts fio's results to rows.
 
-use std::io::{Read as _, Write as _};
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use workload::import::{self, FioRow, TEXT_BYTES_MAX};
 
 use crate::command_error::CommandError;
-use crate::console::stderr_line;
+use crate::console::{self, stderr_line};
 
 #[derive(Args)]
 #[command(after_help = "Examples:\n  \
@@ -106,10 +106,8 @@ fn print(format: ImportFormat, rows: &[(String, FioRow)]) -> Result<(), CommandE
             serde_json::to_string_pretty(&import::to_json(rows)).map_err(CommandError::operation)? + "\n"
         }
     };
-    match std::io::stdout().write_all(text.as_bytes()) {
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(CommandError::operation(error)),
-        _ => Ok(()),
-    }
+    console::print(text);
+    Ok(())
 }
 
 /// Reads one byte more than the limit, so that the parser rejects larger input. Invalid UTF-8 is replaced.

@@ -1,7 +1,5 @@
 //! `ringbolt nvme list`, `identify`, `log`, `format`, `reset` and `discover`.
 
-use std::io::Write as _;
-
 use clap::{Args, ValueEnum};
 use nvme::{TcpUri, Uri};
 use serde_json::{Value, json};
@@ -12,7 +10,7 @@ use wire_nvme::manage::{FormatNvm, SecureErase};
 
 use super::session::{self, ControllerSession};
 use crate::command_error::CommandError;
-use crate::console::stdout_line;
+use crate::console::{self, stdout_line};
 
 #[derive(Args)]
 #[command(after_help = "Examples:\n  \
@@ -237,12 +235,6 @@ fn print_value(value: &Value, as_json: bool) {
     }
 }
 
-fn write_raw(data: &[u8]) -> Result<(), CommandError> {
-    std::io::stdout()
-        .write_all(data)
-        .map_err(|error| CommandError::operation(format!("standard output: {error}")))
-}
-
 pub(crate) fn list(options: &ListArgs) -> Result<(), CommandError> {
     let functions = pci::enumerate(&pci::Sysfs::default()).map_err(CommandError::environment)?;
     let functions: Vec<Value> = functions
@@ -307,7 +299,8 @@ pub(crate) fn identify(options: &IdentifyArgs) -> Result<(), CommandError> {
         }
     })?;
     if options.raw {
-        return write_raw(&data);
+        console::print(&data);
+        return Ok(());
     }
     print_value(&value, options.json);
     Ok(())
@@ -328,7 +321,8 @@ pub(crate) fn log(options: &LogArgs) -> Result<(), CommandError> {
         read_page(&mut session, page).await
     })?;
     if options.raw {
-        return write_raw(&data);
+        console::print(&data);
+        return Ok(());
     }
     print_value(&value, options.json);
     Ok(())
@@ -451,10 +445,12 @@ pub(crate) fn reset(options: &ResetArgs) -> Result<(), CommandError> {
 }
 
 pub(crate) fn discover(options: &DiscoverArgs) -> Result<(), CommandError> {
-    let has_port = options.address.rsplit_once(':').is_some_and(|(host, port)| {
+    let address = options.address.strip_prefix("nvme+tcp://").unwrap_or(&options.address);
+    let address = address.strip_suffix('/').unwrap_or(address);
+    let has_port = address.rsplit_once(':').is_some_and(|(host, port)| {
         port.parse::<u16>().is_ok() && (!host.contains(':') || host.ends_with(']'))
     });
-    let address = if has_port { options.address.clone() } else { format!("{}:8009", options.address) };
+    let address = if has_port { address.to_string() } else { format!("{address}:8009") };
     let uri = format!("nvme+tcp://{address}/{}", Nqn::discovery().as_str());
     match uri.parse() {
         Ok(Uri::Tcp(uri)) => discovery(uri, options.json),
