@@ -55,8 +55,8 @@ impl ConfigFile {
         ConfigFile::parse(&origin, &text, catalog)
     }
 
-    /// As [`read`](Self::read), of a regular file only: a FIFO, which is read to its end once, would keep a later
-    /// reader waiting for ever.
+    /// As [`read`](Self::read), of a regular file only: a FIFO, which is read to its end once, would keep a
+    /// later reader waiting for ever.
     pub fn read_again(path: &Path, catalog: &Catalog) -> Result<ConfigFile, ConfigError> {
         let origin = path.display().to_string();
         let text = read_regular(path, FILE_BYTES_MAX);

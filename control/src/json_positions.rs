@@ -31,8 +31,8 @@ pub(crate) fn find_duplicate(text: &[u8]) -> Option<(String, TextPosition)> {
     found.map(|(key, at)| (key, position(text, at)))
 }
 
-/// What says that an object of a text has a key twice, and where: of two values one would be ignored. `None` if
-/// none has, or the text is not JSON.
+/// What says that an object of a text has a key twice, and where: of two values one would be ignored. `None`
+/// if none has, or the text is not JSON.
 pub fn duplicate_key(text: &[u8]) -> Option<String> {
     serde_json::from_slice::<serde::de::IgnoredAny>(text).ok()?;
     find_duplicate(text).map(|(key, position)| format!("{position}: the key `{key}` stands twice"))

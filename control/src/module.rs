@@ -47,7 +47,8 @@ pub trait Module: Send + Sync + Sized + 'static {
         Vec::new()
     }
 
-    /// Why what [`save`](Self::save) returns, with that of other modules, could not be loaded; `None` if it could.
+    /// Why what [`save`](Self::save) returns, with that of other modules, could not be loaded; `None` if it
+    /// could.
     fn not_loadable(&self) -> Option<String> {
         None
     }

@@ -1,7 +1,8 @@
-//! Parameters, each declared once with [`parameters!`](crate::parameters): name, type, unit, default and text.
+//! Parameters, each declared once with [`parameters!`](crate::parameters): name, type, unit, default and
+//! text.
 //!
-//! The declaration is the only place: decoding and its errors, the rejection of what is unknown or not supported,
-//! the references (docs/RPC.md, docs/PARAMETERS.md) and what `save_config` writes follow from it.
+//! The declaration is the only place: decoding and its errors, the rejection of what is unknown or not
+//! supported, the references (docs/RPC.md, docs/PARAMETERS.md) and what `save_config` writes follow from it.
 
 use secret::Secret;
 use serde_json::{Map, Value};
@@ -250,11 +251,11 @@ pub const fn field_name(field: &'static str) -> &'static str {
 
 /// Declares the parameters of a method, or of an object within them, as a struct.
 ///
-/// A field is `name: Type [unit] = default`; unit and default may be missing, and `Option<T>` may be absent. Its
-/// documentation is the text of the reference. `only("reason") { name: Type = value }` accepts a parameter of
-/// SPDK with one value and rejects any other, `one_of("reason") { name: Type = [value, …] }` with any of
-/// several that make no difference here; `ignored("reason") { name, … }` accepts every value without effect
-/// and logs that.
+/// A field is `name: Type [unit] = default`; unit and default may be missing, and `Option<T>` may be absent.
+/// Its documentation is the text of the reference. `only("reason") { name: Type = value }` accepts a
+/// parameter of SPDK with one value and rejects any other, `one_of("reason") { name: Type = [value, …] }`
+/// with any of several that make no difference here; `ignored("reason") { name, … }` accepts every value
+/// without effect and logs that.
 ///
 /// ```
 /// control::parameters! {

@@ -29,7 +29,7 @@ impl Module for Test {
                 Ok(true)
             }),
             Method::query("long", |test, _: NoParameters| {
-                // Nobody has to count them.
+                // They need not be counted.
                 let _ = test.entered.send(());
                 Ok("x".repeat(1 << 20))
             }),

@@ -189,8 +189,8 @@ mod tests {
         Cli::command().debug_assert();
     }
 
-    /// clap wraps paragraphs at 100 columns, or where the terminal ends. Lines that are broken by hand besides become
-    /// ragged.
+    /// clap wraps paragraphs at 100 columns, or where the terminal ends. Lines that are broken by hand
+    /// besides become ragged.
     #[test]
     fn help_texts_are_wrapped_once() {
         let mut commands = vec![Cli::command()];

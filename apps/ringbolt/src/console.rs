@@ -1,8 +1,8 @@
 //! Standard output and standard error. The standard library's `println!` and `eprintln!` panic where these
 //! cannot be written, which would stop a server.
 //!
-//! A closed pipe, as with `head`, is no error. Another error of standard output, such as a full disk, is kept, and
-//! [`finish`] returns it at the end of the command.
+//! A closed pipe, as with `head`, is no error. Another error of standard output, such as a full disk, is
+//! kept, and [`finish`] returns it at the end of the command.
 
 use std::fmt;
 use std::io::{self, ErrorKind, Write};

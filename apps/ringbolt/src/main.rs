@@ -33,7 +33,7 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return usage(&error),
     };
-    // A server prints its log, and does not end because nobody can read that.
+    // A server prints its log, and does not end because its output is closed.
     let is_server = matches!(cli.command, cli::CliCommand::Serve(_));
     let finish = || if is_server { Ok(()) } else { console::finish() };
     exit(cli::run(cli.command).and_then(|()| finish()))

@@ -35,7 +35,7 @@ fn every_help_text_has_examples() {
 }
 
 #[test]
-fn output_that_cannot_be_written_is_an_error_unless_nobody_reads_it() {
+fn output_that_cannot_be_written_is_an_error_unless_it_is_closed() {
     use std::process::{Command, Stdio};
     let run = |arguments: &[&str], stdout: Stdio| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_ringbolt"));

@@ -126,7 +126,8 @@ pub struct IoPath {
     pub ana: AnaState,
 }
 
-/// The NVMe initiator of a program. Cheap to clone; usable from any thread except a reactor's, as most methods block.
+/// The NVMe initiator of a program. Cheap to clone; usable from any thread except a reactor's, as most
+/// methods block.
 ///
 /// It owns the controller groups, the discovery services, and the thread that handles path events. Call
 /// [`shutdown`](Self::shutdown) before the reactors stop, or [`stop_all`](Self::stop_all) after.
@@ -149,8 +150,8 @@ impl Initiator {
         Initiator::with_network::<Sockets>(registry, reactors)
     }
 
-    /// As [`new`](Self::new), with paths over the network `N`, such as a simulation's. Discovery services use kernel
-    /// sockets.
+    /// As [`new`](Self::new), with paths over the network `N`, such as a simulation's. Discovery services use
+    /// kernel sockets.
     pub fn with_network<N: CoreNetwork>(registry: Registry, reactors: &[ReactorHandle]) -> Initiator {
         Initiator(Arc::new(InitiatorInner {
             registry,
@@ -183,7 +184,8 @@ impl Initiator {
         Ok(events.insert(sender).clone())
     }
 
-    /// Attaches a controller and returns the names of its block devices. Blocks until its namespaces are scanned.
+    /// Attaches a controller and returns the names of its block devices. Blocks until its namespaces are
+    /// scanned.
     pub fn attach(&self, attach: Attach) -> Result<Vec<String>, InitiatorError> {
         let reactor = self.control_reactor()?;
         let path = Arc::new(ControllerPath::new(attach.path.clone()));
@@ -296,8 +298,8 @@ impl Initiator {
         group.ok_or_else(|| InitiatorError::NotFound(name.to_string()))
     }
 
-    /// Detaches the paths of a name that `which` selects, one after the other, and removes block devices without a
-    /// path. Blocks until that is done. If `job` is cancelled, the remaining paths stay.
+    /// Detaches the paths of a name that `which` selects, one after the other, and removes block devices
+    /// without a path. Blocks until that is done. If `job` is cancelled, the remaining paths stay.
     pub fn detach(
         &self,
         name: &str,
@@ -340,8 +342,8 @@ impl Initiator {
         *sync::lock(&self.0.events) = None;
     }
 
-    /// Stops all paths and discovery services without waiting. For use after the reactors have stopped, which dropped
-    /// the controllers.
+    /// Stops all paths and discovery services without waiting. For use after the reactors have stopped, which
+    /// dropped the controllers.
     pub fn stop_all(&self) {
         for (_, service) in std::mem::take(&mut *self.discovery_services()) {
             service.path.stop();
@@ -386,10 +388,10 @@ impl Initiator {
         self.operate(name, None, ControllerOperation::Reset, &JobHandle::standalone())
     }
 
-    /// Resets, disables or enables the paths of a name one after the other, or only the controller `cntlid`. No effect
-    /// if it is in the requested state already. A disabled controller is disconnected: I/O uses other paths, or fails.
-    /// Blocks until active channels have applied the change. If `job` is cancelled, the operation in progress goes on, and
-    /// the remaining paths stay as they are.
+    /// Resets, disables or enables the paths of a name one after the other, or only the controller `cntlid`.
+    /// No effect if it is in the requested state already. A disabled controller is disconnected: I/O uses
+    /// other paths, or fails. Blocks until active channels have applied the change. If `job` is cancelled,
+    /// the operation in progress goes on, and the remaining paths stay as they are.
     pub fn operate(
         &self,
         name: &str,
@@ -439,8 +441,8 @@ impl Initiator {
         Ok(())
     }
 
-    /// Injects an error into commands of one opcode on the first path of a name: on each I/O queue that is open now,
-    /// or on the admin queue. There is one injection an opcode; `None` removes it.
+    /// Injects an error into commands of one opcode on the first path of a name: on each I/O queue that is
+    /// open now, or on the admin queue. There is one injection an opcode; `None` removes it.
     pub fn inject(
         &self,
         name: &str,

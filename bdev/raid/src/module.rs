@@ -211,8 +211,8 @@ impl Module for RaidModule {
     }
 }
 
-/// How the log says that nothing was found on a device: loudly only if there may be something on a device that
-/// is still there.
+/// How the log says that nothing was found on a device: loudly only if there may be something on a device
+/// that is still there.
 fn without_superblock(error: &NoSuperblock, is_removed: bool) -> (log::Level, &'static str) {
     match error {
         _ if is_removed => (log::Level::Debug, "it was removed before it was examined"),

@@ -11,8 +11,8 @@ use crate::layout::StripeLayout;
 /// Most pieces of a request with data, which the layer keeps to by its length.
 pub(crate) const PIECES_MAX: usize = PLACES_MAX;
 
-/// Divides requests by the layout. One that is within a strip is passed on; others are pieces that are in flight
-/// together.
+/// Divides requests by the layout. One that is within a strip is passed on; others are pieces that are in
+/// flight together.
 pub(crate) struct StripedChannel {
     layout: Arc<StripeLayout>,
     channels: BaseChannels,

@@ -28,8 +28,8 @@ pub enum FrameError {
     TooManyValues,
 }
 
-/// Limits of one value. What is parsed takes up to some hundred times the memory of its text, so that a limit of
-/// bytes alone is not enough.
+/// Limits of one value. What is parsed takes up to some hundred times the memory of its text, so that a limit
+/// of bytes alone is not enough.
 #[derive(Clone, Copy, Debug)]
 pub struct FrameLimits {
     /// Bytes of the text.

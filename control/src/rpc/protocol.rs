@@ -44,10 +44,10 @@ impl Call {
     }
 }
 
-/// Executes one frame, a call or a batch, through `invoke`, and passes the text of the response to `send` piece by
-/// piece: the responses of a batch may be much longer than the batch. Nothing is sent for a call without an id that
-/// succeeds: it is a notification. Returns whether the frame was JSON; if not, an error was sent, and the stream has
-/// no delimiter to resynchronize at.
+/// Executes one frame, a call or a batch, through `invoke`, and passes the text of the response to `send`
+/// piece by piece: the responses of a batch may be much longer than the batch. Nothing is sent for a call
+/// without an id that succeeds: it is a notification. Returns whether the frame was JSON; if not, an error
+/// was sent, and the stream has no delimiter to resynchronize at.
 pub(crate) fn handle_frame(
     frame: &[u8],
     invoke: &mut dyn FnMut(&str, Value) -> Result<Value, RpcError>,

@@ -32,7 +32,7 @@ pub enum SocketError {
     /// Another kind of file is there.
     #[error("{}: exists and is not a socket; remove it, or name another with --rpc-socket", .0.display())]
     NotASocket(PathBuf),
-    /// The lock file beside it is held by another process, whose socket is not there.
+    /// The lock file beside it is locked by another process, whose socket is not there.
     #[error("{}: another process holds this lock file; stop it, or name another socket with --rpc-socket", .0.display())]
     Locked(PathBuf),
     /// The lock file beside it is not one of this program's.
@@ -108,9 +108,9 @@ fn identity(path: &Path) -> io::Result<(u64, u64)> {
     fs::symlink_metadata(path).map(|metadata| (metadata.dev(), metadata.ino()))
 }
 
-/// Opens the lock file. In a directory for everybody, as `/tmp`, another user may have made it: a symbolic link
-/// is not followed, a FIFO does not keep this waiting for its other end, and a file of theirs is refused, as
-/// they could hold its lock.
+/// Opens the lock file. In a directory for everybody, as `/tmp`, another user may have made it: a symbolic
+/// link is not followed, a FIFO does not keep this waiting for its other end, and a file of theirs is
+/// refused, as they could hold its lock.
 fn open_lock(path: &Path) -> Result<File, SocketError> {
     use rustix::fs::OFlags;
     let refused = |why| SocketError::NotALockFile { path: path.to_path_buf(), why };

@@ -22,7 +22,8 @@ pub trait SegmentSource {
     /// `length` bytes from `start` of the data in `slot`.
     fn bytes(&self, slot: u32, start: usize, length: usize) -> &[u8];
 
-    /// These bytes for an owned send: by default a copy. Shared memory must not be written until [`sent`](Self::sent).
+    /// These bytes for an owned send: by default a copy. Shared memory must not be written until
+    /// [`sent`](Self::sent).
     fn share(&mut self, slot: u32, start: usize, length: usize) -> SendPart {
         SendPart::Bytes(self.bytes(slot, start, length).to_vec())
     }
@@ -39,8 +40,8 @@ pub trait SegmentSource {
 /// possible in each vectored call. Data is not copied and must stay in its slot until
 /// [`SegmentSource::sent`].
 ///
-/// After [`enable_owned_sends`](Self::enable_owned_sends), where the stream sends without a copy and there is enough to
-/// send, [`flush`](Self::flush) makes it an owned send, which shares the data. Its end is passed to
+/// After [`enable_owned_sends`](Self::enable_owned_sends), where the stream sends without a copy and there is
+/// enough to send, [`flush`](Self::flush) makes it an owned send, which shares the data. Its end is passed to
 /// [`owned_sent`](Self::owned_sent); until then what is pushed follows as owned sends too.
 #[derive(Debug, Default)]
 pub struct PduSender {
@@ -73,7 +74,8 @@ struct OwnedSegment {
     release: bool,
 }
 
-/// Where a [`PduSender`] stands in what it has to send. While nothing is sent, it changes only by what is pushed.
+/// Where a [`PduSender`] stands in what it has to send. While nothing is sent, it changes only by what is
+/// pushed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SendPosition {
     /// Segments that are not sent to their end.
@@ -165,7 +167,8 @@ impl PduSender {
         self.queue.is_empty() && self.owned_sends() == 0
     }
 
-    /// Bytes of queued headers, digests and padding, until their segment is sent; bounds the memory of the queue.
+    /// Bytes of queued headers, digests and padding, until their segment is sent; bounds the memory of the
+    /// queue.
     pub fn header_bytes(&self) -> usize {
         self.headers.len() - self.headers_sent
     }
@@ -286,8 +289,9 @@ impl PduSender {
         }
     }
 
-    /// Drops what is not sent, because the connection has failed. Returns the slots whose data owned sends use, each once:
-    /// [`SegmentSource::sent`] follows for each of them, when the last of these sends has ended.
+    /// Drops what is not sent, because the connection has failed. Returns the slots whose data owned sends
+    /// use, each once: [`SegmentSource::sent`] follows for each of them, when the last of these sends has
+    /// ended.
     pub fn abandon(&mut self) -> Vec<u32> {
         self.queue.clear();
         self.headers.clear();

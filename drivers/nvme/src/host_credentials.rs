@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex};
 use nvme_auth::{AuthKeys, AuthOptions};
 
 /// How a host authenticates with DH-HMAC-CHAP, and what it accepts of a controller. Clones share the keys:
-/// new ones ([`set_keys`](Self::set_keys)) are used by every queue that is connected from then on, and by those
-/// that authenticate anew.
+/// new ones ([`set_keys`](Self::set_keys)) are used by every queue that is connected from then on, and by
+/// those that authenticate anew.
 #[derive(Clone)]
 pub struct HostCredentials {
     keys: Arc<Mutex<Option<AuthKeys>>>,

@@ -1,8 +1,8 @@
 //! Operating system interfaces for a reactor: clock, CPU affinity, event loop, asynchronous I/O.
 //!
 //! [`EventLoop`] is one core's interface to the kernel: file I/O and socket transfers that own their buffers,
-//! readiness of descriptors, wake-ups from other cores, and sleep. It uses io_uring where that is allowed and epoll
-//! otherwise. [`clock`] converts the time-stamp counter to nanoseconds; [`CpuSet`] is a set of cores.
+//! readiness of descriptors, wake-ups from other cores, and sleep. It uses io_uring where that is allowed and
+//! epoll otherwise. [`clock`] converts the time-stamp counter to nanoseconds; [`CpuSet`] is a set of cores.
 //!
 //! [`AioFile`] carries the operations of one file where io_uring is forbidden, and signals an event loop of
 //! either kind. A thread without a reactor does I/O through [`AioQueue`], [`UringQueue`] or [`ThreadQueue`],

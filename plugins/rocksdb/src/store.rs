@@ -62,8 +62,8 @@ pub(crate) struct Store {
 #[cfg(test)]
 type BeforeBegin = Box<dyn Fn(&BlobFsRequest) + Send>;
 
-/// Loads the files of a bdev, or makes them. Overwriting is recommended only for a bdev that was read, and has
-/// something else on it.
+/// Loads the files of a bdev, or makes them. Overwriting is recommended only for a bdev that was read, and
+/// has something else on it.
 async fn open_files(core: &Core, base: &BaseBdev, create: bool) -> Result<BlobFs, FileError> {
     let device = lvol::blob_store_device(base);
     let name = base.device().name().to_string();

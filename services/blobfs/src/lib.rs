@@ -38,7 +38,7 @@
 //! # Space
 //! A file grows by whole clusters, and by more than it needs ([`BlobFsOptions::preallocate_bytes`]), or as
 //! much as its writer expects ([`BlobFsRequest::Allocate`]), so that most appends write no metadata. Space is
-//! allocated before data is accepted: a full store is an error of the write, never of the sync. Whoever
+//! allocated before data is accepted: a full store is an error of the write, never of the sync. A caller that
 //! accepts data before it writes it here reserves space for it ([`BlobFsRequest::Reserve`]).
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]

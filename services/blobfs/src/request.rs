@@ -133,8 +133,8 @@ pub enum BlobFsRequest {
         /// The file.
         path: Vec<u8>,
     },
-    /// Removes files and empty directories at the same time, so that they share flushes. Nothing is removed if
-    /// one of them cannot be; after a power failure any of them may be left.
+    /// Removes files and empty directories at the same time, so that they share flushes. Nothing is removed
+    /// if one of them cannot be; after a power failure any of them may be left.
     RemoveAll {
         /// The files and directories, each once.
         paths: Vec<Vec<u8>>,

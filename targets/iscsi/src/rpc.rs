@@ -213,7 +213,8 @@ control::parameters! {
         /// Of these, to one target node; three quarters of what others leave, but at least 16, without this
         /// method
         max_connections_per_node: Option<u32>,
-        /// Commands of a session in flight, at most, 1 to 256; those of a target node are fewer if its `queue_depth` is
+        /// Commands of a session in flight, at most, 1 to 256; those of a target node are fewer if its
+        /// `queue_depth` is
         max_queue_depth: Option<u32>,
         /// Least DefaultTime2Wait that a login results in, up to 3600
         default_time2wait: Option<u32> ["seconds"],

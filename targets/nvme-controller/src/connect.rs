@@ -127,7 +127,8 @@ impl ConnectOk {
         Cqe::new(cid, Status::SUCCESS).with_result(connected.to_result())
     }
 
-    /// The keys with which the host has to authenticate before any other command on the queue; `None` if it need not.
+    /// The keys with which the host has to authenticate before any other command on the queue; `None` if it
+    /// need not.
     pub fn keys(&self) -> Option<&AuthKeys> {
         let subsystem = match self {
             ConnectOk::Admin(admin) => &admin.subsystem,

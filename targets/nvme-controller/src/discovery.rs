@@ -40,7 +40,8 @@ pub struct DiscoveryRecord {
     pub address: TransportAddress,
     /// The port's number (PORTID); 0 for one of another target.
     pub portid: u16,
-    /// Hosts must connect through a secure channel. It says nothing if not: nvme-cli 2.3 interprets "not required" as TLS.
+    /// Hosts must connect through a secure channel. It says nothing if not: nvme-cli 2.3 interprets "not
+    /// required" as TLS.
     pub secure_channel: bool,
     /// The hosts that see the record.
     pub hosts: AllowedHosts,
@@ -103,8 +104,8 @@ impl Default for DiscoveryLog {
 }
 
 impl DiscoveryLog {
-    /// A log with this generation counter (GENCTR). `records` returns its records in the order of the log page; it is
-    /// called at most once, on the core of the first controller that reads them.
+    /// A log with this generation counter (GENCTR). `records` returns its records in the order of the log
+    /// page; it is called at most once, on the core of the first controller that reads them.
     pub fn new(
         generation: u64,
         records: impl FnOnce() -> Vec<DiscoveryRecord> + Send + 'static,

@@ -90,8 +90,8 @@ pub(crate) fn subsystem() -> Subsystem {
     subsystem
 }
 
-/// A discovery log with the first `count` of these records: the discovery service and one subsystem for every host, and
-/// one subsystem for another host.
+/// A discovery log with the first `count` of these records: the discovery service and one subsystem for every
+/// host, and one subsystem for another host.
 pub(crate) fn discovery(generation: u64, count: usize) -> DiscoveryLog {
     let address = |traddr: &str| TransportAddress {
         trtype: TransportType::Tcp,

@@ -3,10 +3,10 @@
 //!
 //! A transport passes a Connect command to [`connect`]. For an admin queue it gets an [`AdminConnect`],
 //! creates a [`Controller`] from it, feeds the controller with events and performs the actions that it
-//! returns. For an I/O queue it gets a [`QueueLease`] and passes each command to an [`IoQueue`], which plans it against
-//! a [`NamespaceTable`] and executes it. The crate uses no clock, socket, thread or random number. Cores share the
-//! [`ControllerDirectory`], which is used when queues connect and disconnect, and the reservations of a
-//! namespace (see [`reservation`]).
+//! returns. For an I/O queue it gets a [`QueueLease`] and passes each command to an [`IoQueue`], which plans
+//! it against a [`NamespaceTable`] and executes it. The crate uses no clock, socket, thread or random number.
+//! Cores share the [`ControllerDirectory`], which is used when queues connect and disconnect, and the
+//! reservations of a namespace (see [`reservation`]).
 //!
 //! ```
 //! use std::sync::Arc;

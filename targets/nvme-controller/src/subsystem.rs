@@ -171,8 +171,9 @@ impl Subsystem {
         self.allow_any_host || self.hosts.contains(host)
     }
 
-    /// The subsystem as a host sees it: without the namespaces that are visible to other hosts only. What a namespace's list
-    /// of hosts says is not a part of it, so that a change of the list is none for the hosts that it does not concern.
+    /// The subsystem as a host sees it: without the namespaces that are visible to other hosts only. What a
+    /// namespace's list of hosts says is not a part of it, so that a change of the list is none for the hosts
+    /// that it does not concern.
     pub fn view_of(self: &Arc<Self>, host: &Nqn) -> Arc<Subsystem> {
         if self.namespaces.iter().all(|namespace| namespace.visible_hosts.is_none()) {
             return self.clone();
@@ -215,8 +216,8 @@ impl Subsystem {
     }
 
     /// Whether controllers report a volatile write cache. Hosts read that once, when they connect, and Linux
-    /// sends no flush to a controller without one: not either to a namespace with a cache that is added later.
-    /// A namespace without a cache says so in its own data.
+    /// sends no flush to a controller without one: not either to a namespace with a cache that is added
+    /// later. A namespace without a cache says so in its own data.
     pub fn has_volatile_cache(&self) -> bool {
         self.kind == SubsystemKind::Nvm
     }

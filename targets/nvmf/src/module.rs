@@ -13,8 +13,8 @@ use crate::NvmfTarget;
 /// The name of the target that always exists.
 pub(crate) const DEFAULT_TARGET: &str = "nvmf_tgt";
 
-/// Targets that are created in the life of a process at most. The poll groups of a target's transports stay on
-/// their reactors when it is deleted, without connections, and are polled there.
+/// Targets that are created in the life of a process at most. The poll groups of a target's transports stay
+/// on their reactors when it is deleted, without connections, and are polled there.
 const CREATED_TARGETS_MAX: u32 = 64;
 
 /// The NVMe-oF targets as a [`Module`](control::Module): one that always exists, and those that

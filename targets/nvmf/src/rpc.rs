@@ -207,8 +207,8 @@ control::parameters! {
         max_cntlid: Option<u16>,
         /// Report ANA states
         ana_reporting: bool = false,
-        /// Range of Dataset Management at most (DMRSL): longer ones fail with Command Size Limit Exceeded. 0 is
-        /// no limit
+        /// Range of Dataset Management at most (DMRSL): longer ones fail with Command Size Limit Exceeded. 0
+        /// is no limit
         dmrsl: u32 ["blocks"] = 0,
         /// Write Zeroes at most, as a power of two of 4 KiB (WZSL): longer ones fail with Invalid Field in
         /// Command. 0 is no limit

@@ -26,7 +26,8 @@ pub struct VhostModule {
 }
 
 impl VhostModule {
-    /// A target without controllers on `reactors`, for the devices of `registry`, whose sockets are in `directory`.
+    /// A target without controllers on `reactors`, for the devices of `registry`, whose sockets are in
+    /// `directory`.
     pub fn new(registry: Registry, reactors: &[ReactorHandle], directory: PathBuf) -> Arc<VhostModule> {
         Arc::new(VhostModule { target: VhostTarget::new(registry, reactors, directory) })
     }
@@ -215,7 +216,8 @@ impl From<VhostTargetError> for RpcError {
 
 control::parameters! {
     struct Create {
-        /// Name of the controller and of its socket's file, in the directory that `serve --vhost-socket-dir` names
+        /// Name of the controller and of its socket's file, in the directory that `serve --vhost-socket-dir`
+        /// names
         ctrlr: String,
         /// The bdev, by name, alias or UUID
         dev_name: String,
@@ -476,7 +478,8 @@ impl Module for VhostScsiModule {
 
 control::parameters! {
     struct CreateScsi {
-        /// Name of the controller and of its socket's file, in the directory that `serve --vhost-socket-dir` names
+        /// Name of the controller and of its socket's file, in the directory that `serve --vhost-socket-dir`
+        /// names
         ctrlr: String,
         /// Create the socket only with `vhost_start_scsi_controller`, when targets have been added
         delay: bool = false,

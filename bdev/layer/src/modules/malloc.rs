@@ -188,7 +188,8 @@ impl MallocChannel {
         self.outcomes = outcomes;
     }
 
-    /// As [`execute_on_cpu`](Self::execute_on_cpu), for a request that a DMA engine does not execute after all.
+    /// As [`execute_on_cpu`](Self::execute_on_cpu), for a request that a DMA engine does not execute after
+    /// all.
     #[cold]
     fn execute_instead(&mut self, request: Request) {
         self.execute_on_cpu(request);

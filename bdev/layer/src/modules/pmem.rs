@@ -1,12 +1,14 @@
 //! The pmem device: a file on persistent memory, through a file system with DAX.
 //!
-//! A write is copied to the mapped file and flushed from the caches of the processors; when it is completed it is durable:
-//! durability class `pmem`. There is no volatile write cache, a flush has nothing to do, and no request is a system call.
-//! SPDK's module of this name, of which the parameters are, used pools of libpmemblk; this one uses plain files.
+//! A write is copied to the mapped file and flushed from the caches of the processors; when it is completed
+//! it is durable: durability class `pmem`. There is no volatile write cache, a flush has nothing to do, and
+//! no request is a system call. SPDK's module of this name, of which the parameters are, used pools of
+//! libpmemblk; this one uses plain files.
 //!
-//! A power failure leaves each aligned 8 bytes of a write that was not completed as they were before or after: no block is
-//! promised to be written whole. The store's logs need no more. Memory that fails, or a truncated file, does not end the
-//! process: the device then completes reads and writes with errors until it is created again.
+//! A power failure leaves each aligned 8 bytes of a write that was not completed as they were before or
+//! after: no block is promised to be written whole. The store's logs need no more. Memory that fails, or a
+//! truncated file, does not end the process: the device then completes reads and writes with errors until it
+//! is created again.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -64,7 +66,8 @@ pub const PRODUCT_NAME: &str = "pmemblk disk";
 const NOT_PERSISTENT: &str = "is not on persistent memory: a file system that is mounted with DAX is wanted (ext4 or xfs on /dev/pmemN, mount -o dax)";
 const NO_CACHE_FLUSH: &str = "cannot be used: this processor does not flush its caches from user space";
 
-/// Most bytes of one request: about a tenth of a millisecond of processor time. The layer divides larger ones.
+/// Most bytes of one request: about a tenth of a millisecond of processor time. The layer divides larger
+/// ones.
 const TRANSFER_BYTES_MAX: u32 = 1 << 20;
 
 /// The module's object of a pmem device.
@@ -82,14 +85,16 @@ pub struct PmemBdev {
 /// Opens a file on persistent memory and registers a device for it.
 ///
 /// # Errors
-/// [`BdevError::File`] with `EOPNOTSUPP` for a file that is not on persistent memory, and if a system call fails, also because
-/// the file system is full; [`BdevError::Memory`] without address space; [`BdevError::Invalid`] for an invalid block size, anything but a file, and one that is
-/// smaller than a block; [`BdevError::Claimed`] if another device or process uses it.
+/// [`BdevError::File`] with `EOPNOTSUPP` for a file that is not on persistent memory, and if a system call
+/// fails, also because the file system is full; [`BdevError::Memory`] without address space;
+/// [`BdevError::Invalid`] for an invalid block size, anything but a file, and one that is smaller than a
+/// block; [`BdevError::Claimed`] if another device or process uses it.
 pub fn create(registry: &Registry, config: PmemConfig) -> Result<Arc<BlockDevice>, BdevError> {
     create_mapped(registry, config, PersistentRegion::map, |_| Durability::Pmem)
 }
 
-/// A device on a file that need not be on persistent memory, and is as durable as that is without flushes: for tests.
+/// A device on a file that need not be on persistent memory, and is as durable as that is without flushes:
+/// for tests.
 #[cfg(any(test, fuzzing, feature = "testing"))]
 pub(crate) fn create_volatile(
     registry: &Registry,
@@ -132,7 +137,8 @@ fn create_mapped(
         error => BdevError::Memory(error),
     })?;
     if !config.readonly {
-        // A page without a block gets one with its first store, which cannot report that the file system is full.
+        // A page without a block gets one with its first store, which cannot report that the file system is
+        // full.
         rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, bytes)
             .map_err(failed(path, "cannot get the space of its size"))?;
     }

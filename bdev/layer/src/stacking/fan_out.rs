@@ -13,17 +13,17 @@ use crate::{Completion, Request};
 /// The requests of one channel that were made into several, for the channels of its bases.
 ///
 /// [`copy_to`](Self::copy_to) sends a request to one place or several, [`divide`](Self::divide) pieces of its
-/// range to places, [`forward`](Self::forward) all of it to one place, and [`pass`](Self::pass) the same without
-/// an entry of a table, at the least cost.
-/// [`complete`](Self::complete) takes the completions of these children, in any order, and returns the
-/// request with its data once the last is there. Which errors matter is the caller's decision:
-/// [`FanOutResult::complete`] takes the first, [`retry`](Self::retry) sends the request elsewhere.
+/// range to places, [`forward`](Self::forward) all of it to one place, and [`pass`](Self::pass) the same
+/// without an entry of a table, at the least cost. [`complete`](Self::complete) takes the completions of
+/// these children, in any order, and returns the request with its data once the last is there. Which errors
+/// matter is the caller's decision: [`FanOutResult::complete`] takes the first, [`retry`](Self::retry) sends
+/// the request elsewhere.
 ///
-/// Children have [tags of their own](Self::is_child), and none of the layer's flags. Copies of a write share its data, which
-/// can be written again when it comes back; where that cannot be, because it is a part of an allocation, the
-/// places get it one after the other. Nothing is copied. Tables have a fixed size and allocate only until
-/// they are as full as they ever were; data of many slices and protected data allocate their lists for each
-/// child.
+/// Children have [tags of their own](Self::is_child), and none of the layer's flags. Copies of a write share
+/// its data, which can be written again when it comes back; where that cannot be, because it is a part of an
+/// allocation, the places get it one after the other. Nothing is copied. Tables have a fixed size and
+/// allocate only until they are as full as they ever were; data of many slices and protected data allocate
+/// their lists for each child.
 pub struct FanOut {
     parents: Slab<Parent>,
     children: Slab<Child>,
@@ -116,8 +116,8 @@ impl FanOut {
         }
     }
 
-    /// Whether a completion with this tag is a child's, for [`complete`](Self::complete), rather than one of a
-    /// request that was [passed](Self::pass).
+    /// Whether a completion with this tag is a child's, for [`complete`](Self::complete), rather than one of
+    /// a request that was [passed](Self::pass).
     #[inline]
     pub fn is_child(&self, tag: Tag) -> bool {
         tag.0 >> 48 == u64::from(self.tag_prefix)
@@ -174,7 +174,8 @@ impl FanOut {
     }
 
     /// Sends a request to one place as it is, at block `lba` there, with its own tag if that is none of a
-    /// [child](Self::is_child). The caller gives it its block again when it completes; nothing here knows of it.
+    /// [child](Self::is_child). The caller gives it its block again when it completes; nothing here knows of
+    /// it.
     #[inline]
     pub fn pass(&mut self, mut request: Request, place: usize, lba: u64, channels: &mut BaseChannels) {
         if self.is_child(request.tag) || request.flags.contains(RequestFlags::INTERNAL) {

@@ -23,9 +23,9 @@ const RETRY_NS: u64 = 1_000_000;
 /// host (Base 2.0, section 8.13).
 ///
 /// The queue asks [`is_due`](Self::is_due) in each poll, which costs a load. If so it passes the completions
-/// of [its own](is_own) commands to [`completed`](Self::completed) and calls [`advance`](Self::advance), which
-/// submits the next one between those of the user. An exchange that fails, or that the controller does not
-/// answer in time, fails the queue.
+/// of [its own](is_own) commands to [`completed`](Self::completed) and calls [`advance`](Self::advance),
+/// which submits the next one between those of the user. An exchange that fails, or that the controller does
+/// not answer in time, fails the queue.
 pub(super) struct QueueReauthentication {
     credentials: HostCredentials,
     parties: AuthParties,

@@ -63,8 +63,8 @@ impl Default for BlobFsOptions {
     }
 }
 
-/// Pages of metadata, whose number is that of when the store was made. A directory has one; a file has one, and
-/// one for each 512 clusters of its data.
+/// Pages of metadata, whose number is that of when the store was made. A directory has one; a file has one,
+/// and one for each 512 clusters of its data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MetadataPages {
     /// Those that are used.

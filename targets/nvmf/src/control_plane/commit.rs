@@ -23,8 +23,8 @@ pub(super) struct Checkpoint {
 }
 
 impl<N: ServerNetwork> NvmfTarget<N> {
-    /// Publishes the changed configuration and waits until every core has applied it. Otherwise the configuration
-    /// is as it was at the checkpoint again, on the cores too.
+    /// Publishes the changed configuration and waits until every core has applied it. Otherwise the
+    /// configuration is as it was at the checkpoint again, on the cores too.
     pub(super) fn commit(&self, state: &mut TargetState, before: Checkpoint) -> Result<(), NvmfTargetError> {
         let nqn = before.nqn.clone();
         let config = state.snapshot(&nqn);
@@ -89,8 +89,9 @@ impl TargetState {
         }
     }
 
-    /// The configuration as cores see it after a change of one subsystem, and of the ports. The discovery log gets a new
-    /// generation if it changes. The cost is that of the subsystem, and that of all ports if one was opened or closed.
+    /// The configuration as cores see it after a change of one subsystem, and of the ports. The discovery log
+    /// gets a new generation if it changes. The cost is that of the subsystem, and that of all ports if one
+    /// was opened or closed.
     pub(super) fn snapshot(&mut self, changed: &Nqn) -> Arc<ConfigSnapshot> {
         let mut snapshot = (*self.published).clone();
         let previous = snapshot.subsystems.remove(changed).filter(|_| !changed.is_discovery());
@@ -180,8 +181,8 @@ fn port_record(port: &ListenPort, subnqn: Nqn, subtype: SubsystemType) -> Option
 }
 
 impl ConfiguredSubsystem {
-    /// The subsystem as cores see it. An empty list of listeners would mean every port: a subsystem without any gets a
-    /// port that does not exist.
+    /// The subsystem as cores see it. An empty list of listeners would mean every port: a subsystem without
+    /// any gets a port that does not exist.
     fn published(&self) -> Arc<Subsystem> {
         if !self.subsystem.listeners.is_empty() {
             return self.subsystem.clone();

@@ -134,8 +134,8 @@ pub struct TargetStats {
     pub transports: Vec<TransportStats>,
     /// For each reactor: how often it polled vfio-user's clients; empty without that transport.
     pub vfio_user_polls: Vec<PollCounts>,
-    /// For each reactor: how data was sent by those connections of NVMe/TCP that may send without a copy; empty without
-    /// that transport.
+    /// For each reactor: how data was sent by those connections of NVMe/TCP that may send without a copy;
+    /// empty without that transport.
     pub tcp_sends: Vec<SendStats>,
 }
 

@@ -80,8 +80,8 @@ impl Referral {
 }
 
 impl<N: ServerNetwork> NvmfTarget<N> {
-    /// Adds a referral to the discovery log; hosts that asked for it get an event. Without effect if it is there already, as
-    /// with SPDK.
+    /// Adds a referral to the discovery log; hosts that asked for it get an event. Without effect if it is
+    /// there already, as with SPDK.
     pub fn add_referral(&self, referral: Referral) -> Result<(), NvmfTargetError> {
         let mut state = self.lock()?;
         if state.referrals.iter().any(|one| one.is_same(&referral)) {

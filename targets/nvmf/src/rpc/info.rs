@@ -66,7 +66,8 @@ pub(super) fn calls(target: &NvmfTarget) -> Vec<Value> {
         subsystems.iter().filter(|one| !one.discovery).flat_map(|one| &one.listeners).collect();
     for one in &subsystems {
         let nqn = &one.nqn;
-        // The discovery subsystem listens wherever another subsystem does; only further listeners need a call.
+        // The discovery subsystem listens wherever another subsystem does; only further listeners need a
+        // call.
         let own = |address: &&ListenAddress| !one.discovery || !named.contains(address);
         if !one.discovery {
             calls.push(call("nvmf_create_subsystem", subsystem_params(one)));

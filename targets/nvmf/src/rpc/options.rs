@@ -73,8 +73,8 @@ control::parameters! {
         dhchap_digests: Option<Vec<String>>,
         /// Groups: null, ffdhe2048, ffdhe3072, ffdhe4096, ffdhe6144, ffdhe8192; without, they stay
         dhchap_dhgroups: Option<Vec<String>>,
-        /// Hosts see those listeners in the discovery log that have the same transport, address or svcid (port)
-        /// as the one that they connected to; all listeners if empty. Without, it stays
+        /// Hosts see those listeners in the discovery log that have the same transport, address or svcid
+        /// (port) as the one that they connected to; all listeners if empty. Without, it stays
         discovery_filters: Option<Vec<DiscoveryFilterName>>,
         /// Older form of `discovery_filters`: match_any, or names with commas between them
         discovery_filter: Option<String>,

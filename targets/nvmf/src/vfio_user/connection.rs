@@ -30,9 +30,10 @@ pub(super) struct ClientEndpoint {
 
 /// The connection of a client, which waits until the endpoint's clients before it have gone.
 ///
-/// While it waits, nothing is read. When it is served it has a [`ClientSession`] with its controller. The shell polls
-/// it while the controller is enabled, because doorbells are shared memory. A connection that is closed stays until its
-/// device requests have completed, because they may use the client's memory; only then the next client is served.
+/// While it waits, nothing is read. When it is served it has a [`ClientSession`] with its controller. The
+/// shell polls it while the controller is enabled, because doorbells are shared memory. A connection that is
+/// closed stays until its device requests have completed, because they may use the client's memory; only then
+/// the next client is served.
 pub(crate) struct VfioUserConnection {
     endpoint: ClientEndpoint,
     flow: u16,
@@ -41,8 +42,8 @@ pub(crate) struct VfioUserConnection {
     close_reason: Option<CloseReason<DisconnectReason>>,
     draining: bool,
     notice: Notice,
-    /// Reservation commands of other hosts wait for the client's device requests. Nothing is fetched until those
-    /// complete.
+    /// Reservation commands of other hosts wait for the client's device requests. Nothing is fetched until
+    /// those complete.
     drain_guards: DrainGuards,
     /// Dropped last: the next client is served then.
     ticket: SeatTicket,
@@ -78,8 +79,8 @@ impl VfioUserConnection {
         self.close_reason = Some(reason);
     }
 
-    /// Serves the client if it is its turn, and disconnects it if it is silent and another waits. Whether anything has
-    /// changed.
+    /// Serves the client if it is its turn, and disconnects it if it is silent and another waits. Whether
+    /// anything has changed.
     pub(super) fn update_seat(
         &mut self,
         limits: &VfioUserLimits,

@@ -42,13 +42,13 @@ pub(super) const QUEUES_MAX: u16 = (DOORBELLS_BYTES / 8) as u16;
 const COMMANDS_MAX: u32 = 1 << 16;
 /// Submission queue entries that are fetched at a time.
 const FETCHED_MAX: usize = 32;
-/// Commands of a client in one poll, and bytes of their data: then the core turns to its other work. A device in memory
-/// copies so many bytes within a millisecond or two, and nothing that polls cost is noticeable beside them. A client may
-/// have 500 queues with 1023 commands of 128 KiB.
+/// Commands of a client in one poll, and bytes of their data: then the core turns to its other work. A device
+/// in memory copies that many bytes within a millisecond or two, and nothing that polls cost is noticeable
+/// beside them. A client may have 500 queues with 1023 commands of 128 KiB.
 const POLL_COMMANDS_MAX: u32 = 1024;
 const POLL_BYTES_MAX: u64 = 4 << 20;
-/// A poll completes half of a queue's commands, or so many if that is more: the host works on their completions while the
-/// core works on the others. A poll costs as much as about seven commands.
+/// A poll completes half of a queue's commands, or that many if that is more: the host works on their
+/// completions while the core works on the others. A poll costs as much as about seven commands.
 const POLL_QUEUE_COMMANDS_MIN: u32 = 16;
 
 /// Injected faults; see the RPC `nvmf_vfio_user_inject`.
@@ -64,12 +64,13 @@ pub(super) struct InjectedFaults {
 
 /// The NVMe controller of one vfio-user client, as a PCI function.
 ///
-/// It owns the client's DMA ranges, queues, doorbells, interrupts and commands in flight, all on one core; the
-/// transport-independent [`Controller`] executes admin commands. Its session passes messages to it
+/// It owns the client's DMA ranges, queues, doorbells, interrupts and commands in flight, all on one core;
+/// the transport-independent [`Controller`] executes admin commands. Its session passes messages to it
 /// (registers, DMA ranges, interrupts). Order of calls in a poll: [`fetch`](Self::fetch);
-/// [`complete_direct`](Self::complete_direct) and [`complete`](Self::complete) when device requests have completed;
-/// [`flush_completions`](Self::flush_completions). Each submission queue has an [`IoQueue`], which executes its commands; a read
-/// or write whose data is contiguous needs no slot there, no pool buffer and no copy.
+/// [`complete_direct`](Self::complete_direct) and [`complete`](Self::complete) when device requests have
+/// completed; [`flush_completions`](Self::flush_completions). Each submission queue has an [`IoQueue`], which
+/// executes its commands; a read or write whose data is contiguous needs no slot there, no pool buffer and no
+/// copy.
 pub(super) struct VfioUserFunction {
     controller: Controller,
     directory: Arc<ControllerDirectory>,
@@ -186,7 +187,8 @@ impl VfioUserFunction {
         self.running
     }
 
-    /// How commands arrive: without a message through mapped doorbells, with one through those that are trapped.
+    /// How commands arrive: without a message through mapped doorbells, with one through those that are
+    /// trapped.
     #[inline]
     pub(super) fn polling(&self) -> Polling {
         match (self.running, self.doorbells_trapped) {
@@ -492,8 +494,8 @@ impl VfioUserFunction {
             commands: 0,
             errors: 0,
         };
-        // A command in flight has an entry of the completion queue. The client's memory bounds what lends buffers; those
-        // of the pool are bounded by the pool.
+        // A command in flight has an entry of the completion queue. The client's memory bounds what lends
+        // buffers; those of the pool are bounded by the pool.
         let slots = self.cq(cqid).map_or(0, |completions| completions.entries).min(COMMANDS_MAX);
         let io = IoQueue::new(slots, MemoryShare::unlimited(), self.namespaces.clone());
         let queue = SubmissionQueue { ring, io };

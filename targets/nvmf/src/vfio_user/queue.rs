@@ -106,8 +106,8 @@ impl Drop for SubmissionRing {
 impl SubmissionRing {
     pub(super) const BYTES: u64 = sqe::SIZE as u64;
 
-    /// Copies up to `count_max` entries to `out`, without wrapping around. Returns their number; 0 while its memory
-    /// is unmapped.
+    /// Copies up to `count_max` entries to `out`, without wrapping around. Returns their number; 0 while its
+    /// memory is unmapped.
     #[inline]
     pub(super) fn fetch(&mut self, count_max: u32, out: &mut [[u8; sqe::SIZE]]) -> u32 {
         let Some(memory) = &self.memory else { return 0 };
@@ -215,8 +215,8 @@ impl CompletionQueue {
         (self.entries - 1).saturating_sub(self.used() + self.reserved + self.blocked.len() as u32)
     }
 
-    /// Reserves up to `count_max` entries and returns their number. Reads the doorbell only when the known head
-    /// leaves too few.
+    /// Reserves up to `count_max` entries and returns their number. Reads the doorbell only when the known
+    /// head leaves too few.
     #[inline]
     pub(super) fn reserve(&mut self, count_max: u32, doorbells: &ControllerDoorbells) -> u32 {
         let mut free = self.free();
@@ -229,8 +229,8 @@ impl CompletionQueue {
         count
     }
 
-    /// Whether the client wrote an invalid value to the head doorbell that was not reported yet. The caller reports
-    /// it; each value is reported once.
+    /// Whether the client wrote an invalid value to the head doorbell that was not reported yet. The caller
+    /// reports it; each value is reported once.
     #[inline]
     pub(super) fn take_invalid_head(&mut self) -> bool {
         std::mem::take(&mut self.unreported_head)
@@ -261,7 +261,8 @@ impl CompletionQueue {
         self.post_unreserved(result, rest)
     }
 
-    /// Writes completions, for each of which an entry is reserved. False if some are blocked and will be written later.
+    /// Writes completions, for each of which an entry is reserved. False if some are blocked and will be
+    /// written later.
     #[inline]
     pub(super) fn post_all(&mut self, mut completions: impl ExactSizeIterator<Item = u64>) -> bool {
         let count = completions.len() as u32;

@@ -11,8 +11,8 @@ use super::link::{QueueLink, QueueTransport, SegmentList, TAG_QID_SHIFT};
 use super::{POLL_BYTES_MAX, POLL_COMMANDS_MAX, POLL_QUEUE_COMMANDS_MIN, QUEUES_MAX, VfioUserFunction};
 
 impl VfioUserFunction {
-    /// Fetches and executes new entries of every submission queue, and writes blocked completions. Returns the number
-    /// of commands, or of written queues.
+    /// Fetches and executes new entries of every submission queue, and writes blocked completions. Returns
+    /// the number of commands, or of written queues.
     #[inline]
     pub(in super::super) fn fetch(&mut self, context: &mut VfioUserContext<'_>) -> usize {
         let written = if self.has_blocked_completions { self.flush_each_blocked() } else { 0 };
@@ -39,8 +39,8 @@ impl VfioUserFunction {
         self.fetch_all(context)
     }
 
-    /// Fetches from the admin queue, and from the I/O queues in turn until the poll has had enough. The queue that had
-    /// the last command is the last of the next poll.
+    /// Fetches from the admin queue, and from the I/O queues in turn until the poll has had enough. The queue
+    /// that had the last command is the last of the next poll.
     #[inline]
     fn fetch_all(&mut self, context: &mut VfioUserContext<'_>) -> usize {
         let mut left = PollBudget { commands: POLL_COMMANDS_MAX, bytes: POLL_BYTES_MAX };
@@ -95,7 +95,8 @@ impl VfioUserFunction {
         fetched as usize
     }
 
-    /// Reserves completion queue entries for new commands, up to a tail doorbell's value. Returns their number.
+    /// Reserves completion queue entries for new commands, up to a tail doorbell's value. Returns their
+    /// number.
     fn reserve(&mut self, qid: u16, tail: u32, left: &PollBudget, context: &VfioUserContext<'_>) -> u32 {
         let Some(Some(SubmissionQueue { ring, io })) = self.sqs.get_mut(usize::from(qid)) else { return 0 };
         if tail >= ring.entries {
@@ -335,7 +336,8 @@ impl PollBudget {
     }
 }
 
-/// Fetches commands one at a time, because the data of each says how many more the turn has. Returns their number.
+/// Fetches commands one at a time, because the data of each says how many more the turn has. Returns their
+/// number.
 #[inline(never)]
 fn fetch_counted(
     io: &mut IoQueue<SegmentList>,

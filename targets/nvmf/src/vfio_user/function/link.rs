@@ -17,8 +17,8 @@ use super::{InjectedFaults, MEMORY_NOT_MAPPED, QUEUES_MAX};
 /// The data of a command in client memory, which is copied.
 pub(in super::super) type SegmentList = Box<[DataSegment]>;
 
-/// First bit of the queue identifier in the tag of a device request; [`IoQueue`](nvme_controller::IoQueue) uses those
-/// below.
+/// First bit of the queue identifier in the tag of a device request; [`IoQueue`](nvme_controller::IoQueue)
+/// uses those below.
 pub(super) const TAG_QID_SHIFT: u32 = 33;
 const _: () = assert!(
     QUEUES_MAX.is_power_of_two()
@@ -43,7 +43,8 @@ pub(super) struct QueueLink<'a> {
 }
 
 impl QueueLink<'_> {
-    /// Completes a command, for which a completion queue entry is reserved. The commands of a closed queue get none.
+    /// Completes a command, for which a completion queue entry is reserved. The commands of a closed queue
+    /// get none.
     #[inline]
     pub(super) fn post(&mut self, cid: u16, status: Status, result: u64) {
         self.ring.in_flight -= 1;
@@ -102,8 +103,8 @@ pub(super) struct QueueTransport<'a, 'b> {
 }
 
 impl QueueTransport<'_, '_> {
-    /// Lends client memory as a buffer, if it is in one range, aligned, and writable where needed. Clients map whole
-    /// pages.
+    /// Lends client memory as a buffer, if it is in one range, aligned, and writable where needed. Clients
+    /// map whole pages.
     #[inline(always)]
     fn lend(&self, address: u64, bytes: u32, to_host: bool, alignment: u32) -> Option<Buffer> {
         let mapped = self.link.memory.translate(address, bytes.into())?;
@@ -111,7 +112,8 @@ impl QueueTransport<'_, '_> {
         if fits { mapped.external.buffer(mapped.offset, bytes) } else { None }
     }
 
-    /// Lends the segments of a transfer, if each begins and each but the last ends at a multiple of the alignment.
+    /// Lends the segments of a transfer, if each begins and each but the last ends at a multiple of the
+    /// alignment.
     fn lend_segments(&self, transfer: &HostTransfer) -> Option<Data> {
         let (alignment, to_host) = (transfer.lend_alignment?, transfer.to_host);
         let lend = |segment: &DataSegment| self.lend(segment.address, segment.bytes, to_host, alignment);

@@ -86,7 +86,8 @@ impl VfioUserFunction {
             region::CONFIG => return Ok(self.config.write(at as usize, data)),
             BAR_TABLE => self.msix_table[at as usize..at as usize + data.len()].copy_from_slice(data),
             region::BAR0 => {
-                // Registers must be written with aligned 4- or 8-byte accesses (PCIe Transport 1.0, section 3.1.1).
+                // Registers must be written with aligned 4- or 8-byte accesses (PCIe Transport 1.0, section
+                // 3.1.1).
                 let is_aligned = matches!(data.len(), 4 | 8) && at.is_multiple_of(4);
                 if !is_aligned {
                     return Err(Errno::INVAL);
