@@ -22,7 +22,9 @@ use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 use uuid::Uuid;
 
-use super::uring::{IdentitySource, durability_of, identify, lock_file};
+#[cfg(any(test, fuzzing, feature = "testing"))]
+use super::uring::durability_of;
+use super::uring::{IdentitySource, identify, lock_file};
 use super::zeroing::ZeroingQueue;
 use crate::{
     Bdev, BdevError, BdevGeometry, BlockDevice, BoxedChannel, Completion, Durability, InfoValue, IoLimits,

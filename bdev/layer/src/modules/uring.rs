@@ -47,6 +47,7 @@ use worker::FileWorker;
 
 pub(crate) use file::lock as lock_file;
 pub(crate) use identity::{IdentitySource, identify};
+#[cfg(any(test, fuzzing, feature = "testing"))]
 pub(crate) use medium::durability_of;
 
 pub use plan::{FilePlan, FileStep, fallback, plan, status_of};
