@@ -47,5 +47,7 @@ crate::parameters! {
 
 crate::parameters! {
     struct SocketImplementation {}
-    one_of("sockets are the kernel's; there is one implementation") { impl_name: String = ["posix".to_string(), "uring".to_string()] }
+    one_of("sockets are the kernel's; there is one implementation") {
+        impl_name: String = ["posix".to_string(), "uring".to_string()]
+    }
 }

@@ -65,7 +65,10 @@ impl Module for Framework {
                 .text("The same as OpenMetrics 1.0.0 text. Not an SPDK method.", "the text"),
             Method::of_plane("save_config", save_config)
                 .text("The running configuration, as a file that recreates it.", "`subsystems`")
-                .errors(&[(RpcError::EBUSY, "a key that was removed is in use: the file could not be loaded")]),
+                .errors(&[(
+                    RpcError::EBUSY,
+                    "a key that was removed is in use: the file could not be loaded",
+                )]),
             Method::of_plane("load_config", load_config)
                 .text("Applies a configuration. Stops at the first call that fails.", "true"),
             Method::of_plane("job_get", get_jobs)

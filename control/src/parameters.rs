@@ -275,7 +275,9 @@ pub const fn field_name(field: &'static str) -> &'static str {
 /// let error = CreateToy::from_object(object, &mut Default::default()).err().map(control::RpcError::from);
 /// assert_eq!(
 ///     error.map(|error| error.message).as_deref(),
-///     Some("Invalid parameters: md_size: 8 is not supported: toys have no metadata; leave it out or set it to 0")
+///     Some(
+///         "Invalid parameters: md_size: 8 is not supported: toys have no metadata; leave it out or set it to 0"
+///     )
 /// );
 /// ```
 #[macro_export]

@@ -77,7 +77,8 @@ fn hup_applies_the_difference_and_keeps_serving() {
     let lines = reload(&mut server, &second.to_string());
     let begins = [
         "reload: removed: nvmf_subsystem_add_ns ",
-        "reload: refused: bdev_null_create name=C num_blocks=16 block_size=512: it exists with other parameters",
+        "reload: refused: bdev_null_create name=C num_blocks=16 block_size=512: it exists with other \
+         parameters",
         "reload: removed: bdev_null_create name=B",
         "reload: applied: bdev_null_create name=D",
         "reload: applied: nvmf_subsystem_add_ns ",

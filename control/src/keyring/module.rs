@@ -91,8 +91,8 @@ impl Module for KeyringModule {
     fn not_loadable(&self) -> Option<String> {
         let name = self.keyring.removed_in_use()?;
         Some(format!(
-            "the key {name} was removed and is in use: what uses it could not be created again from a file; add \
-             the key again, or remove what uses it (keyring_get_keys lists the key until then)"
+            "the key {name} was removed and is in use: what uses it could not be created again from a file; \
+             add the key again, or remove what uses it (keyring_get_keys lists the key until then)"
         ))
     }
 }

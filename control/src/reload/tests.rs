@@ -120,7 +120,8 @@ fn a_reload_applies_the_difference_and_refuses_the_rest_each_with_a_line() {
     assert_eq!(
         lines,
         [
-            "refused: toy_create name=c size=2: it exists with other parameters, and is in use; delete it first",
+            "refused: toy_create name=c size=2: it exists with other parameters, and is in use; delete it \
+             first",
             "removed: toy_create name=b size=1",
             "applied: toy_create name=d size=4",
             "applied: toy_set_options level=7",

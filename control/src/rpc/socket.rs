@@ -33,7 +33,10 @@ pub enum SocketError {
     #[error("{}: exists and is not a socket; remove it, or name another with --rpc-socket", .0.display())]
     NotASocket(PathBuf),
     /// The lock file beside it is locked by another process, whose socket is not there.
-    #[error("{}: another process holds this lock file; stop it, or name another socket with --rpc-socket", .0.display())]
+    #[error(
+        "{}: another process has locked this file; stop it, or name another socket with --rpc-socket",
+        .0.display()
+    )]
     Locked(PathBuf),
     /// The lock file beside it is not one of this program's.
     #[error("{}: {why}; remove it, or name another socket with --rpc-socket", path.display())]

@@ -225,7 +225,8 @@ fn checked_range(op: Op, offset: u64, length: u64, block_bytes: u32) -> Result<U
     let block = u64::from(block_bytes);
     if !offset.is_multiple_of(block) || !length.is_multiple_of(block) {
         return invalid(format!(
-            "the device has blocks of {block} bytes; --bs, --offset, --size and --blockalign have to be multiples"
+            "the device has blocks of {block} bytes; --bs, --offset, --size and --blockalign have to be \
+             multiples"
         ));
     }
     match u32::try_from(length / block) {

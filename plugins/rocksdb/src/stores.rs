@@ -87,7 +87,10 @@ pub(crate) fn close_all() {
         // A panic there has printed its own line.
         Ok(thread) => _ = thread.join(),
         Err(error) => {
-            log::error!(target: "rocksdb", "stores are not closed properly: a thread cannot be started: {error}");
+            log::error!(
+                target: "rocksdb",
+                "stores are not closed properly: a thread cannot be started: {error}"
+            );
         }
     }
 }

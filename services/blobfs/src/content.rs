@@ -4,7 +4,7 @@ use std::ops::Range;
 
 /// Bytes that are looked at from the front and up to the end. At the front are partition tables and the super
 /// blocks of file systems (that of btrfs from 64 KiB on), volume managers and stores; at the end the backup
-/// of a GPT and what md arrays say of a member.
+/// of a GPT and the metadata of a member of an md array.
 const LOOK_BYTES: u64 = 1 << 20;
 /// The first bytes of a blobstore.
 const BLOBSTORE: &[u8] = b"SPDKBLOB";

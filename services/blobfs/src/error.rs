@@ -28,8 +28,8 @@ pub enum BlobFsError {
     NoSpace,
     /// There is no free metadata page. `ENOSPC`.
     #[error(
-        "no metadata page is free, and each file and directory needs one or more: remove some, or copy them to a store \
-         that `ringbolt blobfs format --max-files` has made with more"
+        "no metadata page is free, and each file and directory needs one or more: remove some, or copy them \
+         to a store that `ringbolt blobfs format --max-files` has made with more"
     )]
     NoPages,
     /// The store, the file or the opener is read-only. `EROFS`.

@@ -222,7 +222,9 @@ control::parameters! {
         /// Text for the administrator, 4 to 256 ASCII characters, in extended entries of the discovery log
         admin_label: Option<String>,
     }
-    only("commands are executed by the target, and not passed to NVMe devices below") { passthrough: bool = false }
+    only("commands are executed by the target, and not passed to NVMe devices below") {
+        passthrough: bool = false
+    }
 }
 
 impl CreateSubsystem {

@@ -140,8 +140,9 @@ fn instructions(options: &AddHostArgs, key: Option<&NewKey>) -> String {
         };
         let _ = writeln!(
             text,
-            "\nUnless the subsystem listens on such an address, here:\n  ringbolt rpc {socket}nvmf_subsystem_add_listener \
-             nqn={subsystem}{secure} listen_address.trtype=TCP listen_address.traddr=ADDRESS listen_address.trsvcid=PORT"
+            "\nUnless the subsystem listens on such an address, here:\n  ringbolt rpc \
+             {socket}nvmf_subsystem_add_listener nqn={subsystem}{secure} listen_address.trtype=TCP \
+             listen_address.traddr=ADDRESS listen_address.trsvcid=PORT"
         );
     }
     let _ = write!(text, "\nOn the host, as root");

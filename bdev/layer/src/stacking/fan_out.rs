@@ -31,11 +31,11 @@ pub struct FanOut {
     /// Entries of the children that are forwarded requests.
     forwarded: usize,
     /// Bits 63:48 of the tags of children: another value for each of the tables made one after the other, so
-    /// that devices on each other seldom have the same.
+    /// that devices on each other rarely have the same.
     tag_prefix: u16,
 }
 
-/// The next [`FanOut::tag_prefix`]. Callers seldom use the values from the first on.
+/// The next [`FanOut::tag_prefix`]. Callers rarely use values from the first on.
 static TAG_PREFIX: AtomicU16 = AtomicU16::new(0xb000);
 
 /// A part of a request's range, on one place: [`FanOut::divide`].

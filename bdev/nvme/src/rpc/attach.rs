@@ -198,7 +198,10 @@ control::parameters! {
         priority: Option<SocketPriority>,
     }
     only("namespaces of unknown command sets are no bdevs") { allow_unrecognized_csi: bool = false }
-    one_of("controllers always check what protection information they have") { prchk_reftag: bool = [false, true], prchk_guard: bool = [false, true] }
+    one_of("controllers always check what protection information they have") {
+        prchk_reftag: bool = [false, true],
+        prchk_guard: bool = [false, true]
+    }
 }
 
 /// A number, as a text in SPDK's calls; an empty text is 0.

@@ -12,9 +12,10 @@ pub(super) fn methods() -> Vec<Method<NvmeModule>> {
     vec![
         Method::concluded_update("bdev_nvme_set_keys", set_keys, authenticate)
             .text(
-                "Replaces the keys of a controller, of all its paths. What is connected authenticates anew with them: admin \
-                 queues before the method returns, then I/O queues between their commands, or with the next one if they are \
-                 idle. A path that is not accepted is lost, and connects anew. Without keys what is connected stays so.",
+                "Replaces the keys of a controller, of all its paths. What is connected authenticates anew \
+                 with them: admin queues before the method returns, then I/O queues between their commands, \
+                 or with the next one if they are idle. A path that is not accepted is lost, and connects \
+                 anew. Without keys what is connected stays so.",
                 "true",
             )
             .errors(&[

@@ -99,7 +99,7 @@ fn a_truncated_file_reserves_again() {
     tail.truncate(100).unwrap();
     other.append(&vec![2; 12 << 20]).unwrap();
     assert_eq!(tail.append(&vec![3; 12 << 20]), Err(BlobFsError::NoSpace));
-    // It is as before, and takes what there is space for.
+    // It is as before, and takes data that has space.
     tail.append(&[4; 100]).unwrap();
     assert_eq!(tail.size(), 200);
     assert_eq!((tail.close(), other.close()), (Ok(()), Ok(())));

@@ -14,18 +14,18 @@ pub(super) fn methods() -> Vec<Method<NvmfModule>> {
             .at_any_stage()
             .canonical(canonical_config)
             .text(
-                "Sets options of `nvmf_tgt`. Digests and groups are those that hosts of every target may authenticate with \
-                 from now on; the strongest that a host has too are selected. `dup_host_policy` is that of hosts that \
-                 connect from now on.",
+                "Sets options of `nvmf_tgt`. Digests and groups are those that hosts of every target may \
+                 authenticate with from now on; the strongest that a host has too are selected. \
+                 `dup_host_policy` is that of hosts that connect from now on.",
                 "true",
             )
             .errors(&[PENDING]),
         Method::update("nvmf_set_crdt", set_crdt)
             .at_any_stage()
             .text(
-                "Sets the delays after which hosts retry a command that failed and may be retried, for hosts that connect to \
-                 `nvmf_tgt` from now on and honour delays (Linux does if `crdt1` is not 0). Failed commands select `crdt1`; the \
-                 others are only reported.",
+                "Sets the delays after which hosts retry a command that failed and may be retried, for hosts \
+                 that connect to `nvmf_tgt` from now on and honour delays (Linux does if `crdt1` is not 0). \
+                 Failed commands select `crdt1`; the others are only reported.",
                 "true",
             )
             .errors(&[PENDING]),

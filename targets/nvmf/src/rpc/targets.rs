@@ -18,19 +18,23 @@ pub(super) fn methods() -> Vec<Method<NvmfModule>> {
                 Ok(())
             })
             .text(
-                "Creates another target, with transports, subsystems and hosts of its own, which other methods take as \
-                 `tgt_name`. The targets share reactors and bdevs. 64 are created in the life of a process at most.",
+                "Creates another target, with transports, subsystems and hosts of its own, which other \
+                 methods take as `tgt_name`. The targets share reactors and bdevs. 64 are created in the \
+                 life of a process at most.",
                 "the name",
             )
             .errors(&[
-                (RpcError::INVALID_PARAMS, "it exists, or the name is not 1 to 255 printable ASCII characters"),
+                (
+                    RpcError::INVALID_PARAMS,
+                    "it exists, or the name is not 1 to 255 printable ASCII characters",
+                ),
                 (RpcError::ENOSPC, "64 were created"),
                 PENDING,
             ]),
         Method::concluded_update("nvmf_delete_target", delete, conclude_delete)
             .text(
-                "Deletes a target that `nvmf_create_target` has created, and its subsystems, and disconnects its hosts. \
-                 Commands in flight complete first.",
+                "Deletes a target that `nvmf_create_target` has created, and its subsystems, and disconnects \
+                 its hosts. Commands in flight complete first.",
                 "true",
             )
             .errors(&[
@@ -38,8 +42,10 @@ pub(super) fn methods() -> Vec<Method<NvmfModule>> {
                 UNRESPONSIVE,
                 PENDING,
             ]),
-        Method::query("nvmf_get_targets", get)
-            .text("Lists the targets: `nvmf_tgt`, which always exists, and those that were created.", "array of names"),
+        Method::query("nvmf_get_targets", get).text(
+            "Lists the targets: `nvmf_tgt`, which always exists, and those that were created.",
+            "array of names",
+        ),
     ]
 }
 
