@@ -276,7 +276,8 @@ pub const fn field_name(field: &'static str) -> &'static str {
 /// assert_eq!(
 ///     error.map(|error| error.message).as_deref(),
 ///     Some(
-///         "Invalid parameters: md_size: 8 is not supported: toys have no metadata; leave it out or set it to 0"
+///         "Invalid parameters: md_size: 8 is not supported: toys have no metadata; leave it out or set \
+///          it to 0"
 ///     )
 /// );
 /// ```
