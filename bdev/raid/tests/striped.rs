@@ -86,11 +86,12 @@ fn raid0_and_concat_store_what_a_model_stores() {
 fn requests_return_with_their_tags_blocks_and_flags() {
     let program = Program::start();
     for index in 0..4 {
-        program.malloc(&format!("m{index}"), 128, index);
+        program.malloc(&format!("m{index}"), 6000, index);
     }
+    // With superblocks the data of a member begins behind its first block.
     for (name, bases, strip_kb) in [("a", ["m0", "m1"], 2), ("b", ["m2", "m3"], 2), ("r", ["a", "b"], 8)] {
-        let params =
-            json!({ "name": name, "raid_level": "raid0", "base_bdevs": bases, "strip_size_kb": strip_kb });
+        let params = json!({ "name": name, "raid_level": "raid0", "base_bdevs": bases,
+            "strip_size_kb": strip_kb, "superblock": name != "r" });
         assert_eq!(program.call("bdev_raid_create", params), json!(true));
     }
     let descriptor = program.registry.open("r", Access::ReadWrite).unwrap();
