@@ -49,6 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
+    #[cfg_attr(miri, ignore = "Miri does not implement the option of sockets")]
     fn a_priority_is_set_and_what_is_no_socket_has_none() {
         let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
         assert_eq!(socket_priority(&socket).unwrap(), 0);
