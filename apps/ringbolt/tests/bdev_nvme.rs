@@ -155,3 +155,43 @@ fn nvme_tools_attach_a_controller_without_an_rpc_server() {
     }
     std::fs::remove_dir_all(directory).unwrap();
 }
+
+#[test]
+fn a_store_of_files_that_another_program_has_reserved_is_refused() {
+    let directory = scratch("reserved");
+    let image = directory.join("files.img").to_str().unwrap().to_string();
+    let blobfs = |arguments: &[&str]| ringbolt(&[&["blobfs"], arguments].concat());
+    assert!(blobfs(&["format", "--size=64m", &image]).status.success());
+    let file = call("bdev_uring_create", json!({ "name": "File", "filename": image, "block_size": 4096 }));
+    let target = ServerProcess::configured(&directory, "target", &target(vec![file], "File", NQN, "0"));
+    let attach = call(
+        "bdev_nvme_attach_controller",
+        json!({ "name": "Nvme0", "trtype": "TCP", "traddr": "127.0.0.1", "adrfam": "IPv4", "trsvcid": target.port(),
+            "subnqn": NQN, "reservation": "write_exclusive" }),
+    );
+    let config = json!({ "subsystems": [{ "subsystem": "bdev", "config": [attach] }] });
+    let file = directory.join("files.json");
+    std::fs::write(&file, config.to_string()).unwrap();
+    let option = format!("--config={}", file.to_str().unwrap());
+    let run = |command: &str, path: &str| {
+        let output = blobfs(&[command, &option, "Nvme0n1", path]);
+        let error = text(&output.stderr);
+        output.status.success().then(|| text(&output.stdout)).ok_or(error)
+    };
+    run("mkdir", "/db").unwrap();
+    let other = ServerProcess::configured(&directory, "other", &config);
+    for command in ["ls", "rm"] {
+        let error = run(command, "/db").unwrap_err();
+        assert!(error.contains("namespace 1: reserved by another program: host "), "{error}");
+    }
+    assert_eq!(other.stop(), Some(0));
+    run("mkdir", "/other").unwrap();
+    // One that was killed has it until the target has closed its connection.
+    ServerProcess::configured(&directory, "other", &config).kill();
+    let started = Instant::now();
+    let listed = std::iter::repeat_with(|| run("ls", "/"))
+        .find(|listed| listed.is_ok() || started.elapsed() > Duration::from_secs(30));
+    assert!(listed.unwrap().unwrap().contains("other"));
+    target.stop();
+    std::fs::remove_dir_all(directory).unwrap();
+}

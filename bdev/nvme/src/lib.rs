@@ -37,6 +37,7 @@ mod passthrough;
 mod path;
 mod path_id;
 mod reconnect;
+mod reservation;
 pub mod rpc;
 mod scanned;
 mod session;
@@ -58,6 +59,7 @@ pub use passthrough::{PassthroughCommand, PassthroughReply};
 pub use path::{ControllerOperation, PathConfig, PathStatus, TransportId};
 pub use path_id::PathId;
 pub use reconnect::ReconnectPolicy;
+pub use reservation::PathReservation;
 pub use transport_stats::TransportStats;
 
 use wire_nvme::log::AnaState;

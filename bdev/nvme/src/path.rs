@@ -17,6 +17,7 @@ use wire_nvme::identify::IdentifyController;
 use crate::inject::{ActiveInjections, ErrorInjection, Injections};
 use crate::path_id::PathId;
 use crate::reconnect::ReconnectPolicy;
+use crate::reservation::PathReservation;
 
 mod machine;
 mod scan;
@@ -98,11 +99,14 @@ pub struct PathConfig {
     /// Keep I/O statistics of the path: costs a clock read for each batch of completions, and six counters an
     /// I/O.
     pub count_io: bool,
+    /// The reservation that is taken on each namespace; over fabrics only. The
+    /// host identifier of `options` has to be another one in each program: [`PathReservation::host_id`].
+    pub reservation: Option<PathReservation>,
 }
 
 impl PathConfig {
     /// Defaults: the driver's default options, 1024 I/O queues, one reconnection attempt after a loss, no I/O
-    /// counters.
+    /// counters, no reservation.
     pub fn new(id: TransportId) -> PathConfig {
         PathConfig {
             id,
@@ -110,6 +114,7 @@ impl PathConfig {
             reconnect: ReconnectPolicy { loss_timeout_ns: Some(0), delay_ns: 0, fast_fail_ns: None },
             num_io_queues: 1024,
             count_io: false,
+            reservation: None,
         }
     }
 }

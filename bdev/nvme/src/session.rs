@@ -1,6 +1,7 @@
 //! What a path does with its controller, over any transport: scans it, handles its events, and executes
 //! commands.
 
+use std::collections::BTreeSet;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
@@ -9,13 +10,15 @@ use reactor::Core;
 use sockets::CoreNetwork;
 use wire_nvme::aer::AsyncEvent;
 use wire_nvme::feature::AsyncEventConfiguration;
+use wire_nvme::identify::oncs;
 
 use crate::controller_group::{ControllerGroup, PathEvent};
 use crate::path::{
-    AdminExecutor, ChangedNamespaces, ControllerOperation, ControllerPath, OnLossTimeout, OperationError,
-    PathCommand, PathInput, PathNotice, PathSession, PathStatus, ResultSender, is_unsupported, run,
-    send_reply,
+    AdminExecutor, AnaGroups, ChangedNamespaces, ControllerOperation, ControllerPath, NamespaceScan,
+    OnLossTimeout, OperationError, PathCommand, PathInput, PathNotice, PathSession, PathStatus, ResultSender,
+    is_unsupported, run, send_reply,
 };
+use crate::reservation::NamespaceReservation;
 use crate::suspension::Suspension;
 
 /// Asynchronous events that a path enables.
@@ -50,6 +53,7 @@ pub(crate) fn start<N: CoreNetwork>(
         group: group.clone(),
         network: PhantomData,
         resets: 0,
+        reserved: BTreeSet::new(),
     };
     core.spawn(run(core.clone(), path.clone(), session, on_loss_timeout))
 }
@@ -62,6 +66,8 @@ struct ControllerSession<N> {
     network: PhantomData<fn() -> N>,
     /// Resets of the connection when its namespaces were last scanned.
     resets: u64,
+    /// Namespaces of which this path took the reservation.
+    reserved: BTreeSet<u32>,
 }
 
 impl<N: CoreNetwork> PathSession for ControllerSession<N> {
@@ -81,8 +87,12 @@ impl<N: CoreNetwork> PathSession for ControllerSession<N> {
             Err(AdminError::Status(status)) if is_unsupported(status) => {}
             Err(error) => return Err(format!("listening for events: {error}")),
         }
-        let scanned = self.scan(&mut controller, epoch, &ChangedNamespaces::All).await;
-        scanned.map_err(|(what, error)| format!("{what}: {error}"))?;
+        let scanned = self.identify(&mut controller, &ChangedNamespaces::All).await;
+        let (scan, groups) = scanned.map_err(|(what, error)| format!("{what}: {error}"))?;
+        for namespace in &scan.identified {
+            self.reserve(&controller, namespace.nsid).await?;
+        }
+        self.publish(&controller, epoch, scan, groups);
         Ok(controller)
     }
 
@@ -90,6 +100,7 @@ impl<N: CoreNetwork> PathSession for ControllerSession<N> {
         let (path, is_fabrics) = (self.path.clone(), controller.is_fabrics());
         loop {
             if path.is_stopping() {
+                self.release_reservations(controller).await;
                 return PathInput::Stop;
             }
             if let Some(failure) = controller.failure() {
@@ -181,7 +192,7 @@ impl<N: CoreNetwork> ControllerSession<N> {
     /// sent before has reached the namespace that it was meant for, or none, if the controller does not serve
     /// a new namespace before it was identified.
     async fn rescan(
-        &self,
+        &mut self,
         controller: &mut AnyController,
         epoch: u64,
         changed: ChangedNamespaces,
@@ -192,22 +203,31 @@ impl<N: CoreNetwork> ControllerSession<N> {
         self.path.wait_until(|| suspension.is_applied(), std::future::pending()).await;
         let is_over = || suspension.is_quiesced(&self.path) || controller.failure().is_some();
         self.path.wait_until(is_over, self.core.sleep_ns(QUIESCE_TIMEOUT_NS)).await;
-        let scanned = self.scan(controller, epoch, &changed).await.map_err(|(_, error)| error);
+        let scanned = self.identify(controller, &changed).await;
         if scanned.is_err() && !controller.is_fabrics() && controller.failure().is_none() {
             // The driver is resetting it. The namespaces stay suspended.
             self.path.request_rescan(changed);
             self.path.unless_stopped(self.core.sleep_ns(RESCAN_RETRY_NS)).await;
         }
-        scanned
+        let (mut scan, groups) = scanned.map_err(|(_, error)| error)?;
+        let mut reserved = Vec::new();
+        for namespace in scan.identified {
+            match self.reserve(controller, namespace.nsid).await {
+                Ok(()) => reserved.push(namespace),
+                Err(why) => log::warn!(target: "bdev_nvme", "{}: {why}", self.path.id().0.controller()),
+            }
+        }
+        scan.identified = reserved;
+        self.publish(controller, epoch, scan, groups);
+        Ok(())
     }
 
-    /// Scans the namespaces and publishes them; fails with the name of the step.
-    async fn scan(
+    /// Identifies the namespaces that have changed, and reads their ANA states; fails with the name of the step.
+    async fn identify(
         &self,
         controller: &mut AnyController,
-        epoch: u64,
         changed: &ChangedNamespaces,
-    ) -> Result<(), (&'static str, AdminError)> {
+    ) -> Result<(NamespaceScan, AnaGroups), (&'static str, AdminError)> {
         let identity = controller.identity().clone();
         let mut admin = self.admin(controller);
         let groups = admin.ana(&identity).await.map_err(|error| ("the ANA log page", error))?;
@@ -222,14 +242,51 @@ impl<N: CoreNetwork> ControllerSession<N> {
             }
         }
         scan.identified = supported;
+        Ok((scan, groups))
+    }
+
+    fn publish(&self, controller: &AnyController, epoch: u64, scan: NamespaceScan, groups: AnaGroups) {
         self.path.set_status(PathStatus::Enabled, None);
         let (path, queues) = (self.path.clone(), controller.io_queues());
         self.group.send_event(PathEvent::NamespacesScanned { path, epoch, scan, queues, groups });
+    }
+
+    /// Takes the reservation of a namespace, if the path is configured to.
+    async fn reserve(&mut self, controller: &AnyController, nsid: u32) -> Result<(), String> {
+        let Some(reservation) = self.path.config.reservation else { return Ok(()) };
+        if controller.identity().oncs & oncs::RESERVATIONS == 0 {
+            return Err("the controller does not support reservations; attach it without".into());
+        }
+        let queues = controller.io_queues();
+        let taken = self.reservation_of(&*queues, nsid).take(reservation).await;
+        taken.map_err(|error| format!("namespace {nsid}: {error}"))?;
+        self.reserved.insert(nsid);
         Ok(())
     }
 
+    /// Gives up what the path has reserved, unless other paths of the name use it. What cannot be released is
+    /// taken over by the next host, once this one has no controller.
+    async fn release_reservations(&mut self, controller: &AnyController) {
+        let paths = self.group.paths();
+        let is_last =
+            paths.iter().all(|one| Arc::ptr_eq(one, &self.path) || one.status() != PathStatus::Enabled);
+        let queues = controller.io_queues();
+        for nsid in std::mem::take(&mut self.reserved).into_iter().filter(|_| is_last) {
+            if let Err(error) = self.reservation_of(&*queues, nsid).release().await {
+                let address = self.path.id().0.controller();
+                log::warn!(target: "bdev_nvme", "{address}: namespace {nsid}: {error}");
+            }
+        }
+    }
+
+    fn reservation_of<'a>(&'a self, queues: &'a dyn IoQueues, nsid: u32) -> NamespaceReservation<'a> {
+        let options = &self.path.config.options;
+        let (host_id, timeout_ns) = (options.host_id, options.timeout_ns);
+        NamespaceReservation { core: &self.core, queues, nsid, host_id, timeout_ns }
+    }
+
     async fn handle_event(
-        &self,
+        &mut self,
         controller: &mut AnyController,
         epoch: u64,
         event: AsyncEvent,

@@ -13,5 +13,7 @@ mod keys;
 mod paths;
 #[path = "tcp/replaced.rs"]
 mod replaced;
+#[path = "tcp/reservation.rs"]
+mod reservation;
 #[path = "tcp/sides.rs"]
 mod sides;

@@ -13,7 +13,9 @@ use wire_nvme::fabrics::Nqn;
 
 use super::options::{LossTimeouts, MultipathOpts, NvmeOptions, reconnect_policy};
 use super::{NvmeModule, canonical_address, path_key, trid};
-use crate::{Attach, DiscoveryConfig, DiscoveryInfo, MultipathMode, PathConfig, TransportId};
+use crate::{
+    Attach, DiscoveryConfig, DiscoveryInfo, MultipathMode, PathConfig, PathReservation, TransportId,
+};
 
 pub(super) fn methods() -> Vec<Method<NvmeModule>> {
     const ATTACH: &[(i64, &str)] = &[
@@ -143,6 +145,22 @@ control::choices! {
     }
 }
 
+control::choices! {
+    enum ReservationParameter {
+        WriteExclusive = "write_exclusive",
+        ExclusiveAccess = "exclusive_access",
+    }
+}
+
+impl ReservationParameter {
+    fn of_path(self) -> PathReservation {
+        match self {
+            ReservationParameter::WriteExclusive => PathReservation::WriteExclusive,
+            ReservationParameter::ExclusiveAccess => PathReservation::ExclusiveAccess,
+        }
+    }
+}
+
 control::parameters! {
     struct AttachController {
         /// Name; namespace 1 becomes the bdev NAMEn1
@@ -196,6 +214,8 @@ control::parameters! {
         /// Priority of packets on this machine (SO_PRIORITY), 0 to 6, or up to 65535 with CAP_NET_ADMIN; only
         /// over TCP
         priority: Option<SocketPriority>,
+        /// Reserve each namespace, so that no other program writes to it, or reads it either; only over TCP
+        reservation: Option<ReservationParameter>,
     }
     only("namespaces of unknown command sets are no bdevs") { allow_unrecognized_csi: bool = false }
     one_of("controllers always check what protection information they have") {
@@ -356,6 +376,13 @@ fn attach(
         return Err(RpcError::new(RpcError::EINVAL, "priority: only connections over TCP have one"));
     }
     path.options.socket_priority = params.priority.as_ref().map_or(0, |priority| priority.0.into());
+    if let Some(reservation) = params.reservation {
+        if !matches!(id.0, Uri::Tcp(_)) {
+            return Err(RpcError::new(RpcError::EINVAL, "reservation: only controllers over TCP have one"));
+        }
+        path.options.host_id = PathReservation::host_id();
+        path.reservation = Some(reservation.of_path());
+    }
     path.num_io_queues = u16::try_from(params.num_io_queues.0).unwrap_or(u16::MAX);
     path.reconnect = reconnect_policy(loss_timeouts)?;
     let policy = params.multipath_opts.as_ref().map_or(Ok(options.policy), MultipathOpts::policy)?;

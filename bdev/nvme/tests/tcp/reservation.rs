@@ -1,0 +1,102 @@
+//! One program at a time has a namespace.
+
+use bdev::Access;
+use bdev_nvme::{Attach, PathReservation, PathStatus};
+use block_io::Status;
+
+use crate::sides::{HostSide, NQN, TargetSide, medium, wait_for};
+
+fn attach(
+    host: &HostSide,
+    port: &str,
+    host_id: [u8; 16],
+    reservation: Option<PathReservation>,
+) -> Result<(), String> {
+    let mut path = HostSide::path(port);
+    (path.options.host_id, path.reservation) = (host_id, reservation);
+    host.initiator.attach(Attach::new("Nvme0", path)).map(drop).map_err(|error| error.to_string())
+}
+
+fn write(host: &HostSide) -> Result<(), Status> {
+    let done = host.with_device(&host.registry, "Nvme0n1", Access::ReadWrite, |core, io| async move {
+        let buffer = core.pool().take(4096).unwrap();
+        io.write(0, buffer).await.map(drop).map_err(|(status, _)| status)
+    });
+    done.recv().unwrap()
+}
+
+fn read(host: &HostSide) -> Result<(), Status> {
+    let done = host.with_device(&host.registry, "Nvme0n1", Access::ReadOnly, |core, io| async move {
+        let buffer = core.pool().take(4096).unwrap();
+        io.read(0, buffer).await.map(drop).map_err(|(status, _)| status)
+    });
+    done.recv().unwrap()
+}
+
+#[test]
+fn a_second_program_is_refused_until_the_first_has_ended() {
+    let medium = medium();
+    let side = TargetSide::start(&medium, &["0".into(), "0".into()]);
+    let ports = side.ports();
+    let exclusive = Some(PathReservation::WriteExclusive);
+    let (first, second, bystander) = (HostSide::start(), HostSide::start(), HostSide::start());
+    let ids = [(); 3].map(|()| *uuid::Uuid::new_v4().as_bytes());
+    // Both paths of a program have the reservation.
+    attach(&first, &ports[0], ids[0], exclusive).unwrap();
+    attach(&first, &ports[1], ids[0], exclusive).unwrap();
+    write(&first).unwrap();
+    let refused = attach(&second, &ports[0], ids[1], exclusive).unwrap_err();
+    let holder = uuid::Uuid::from_bytes(ids[0]).to_string();
+    assert!(
+        refused.contains("namespace 1: reserved by another program") && refused.contains(&holder),
+        "{refused}"
+    );
+    // One that takes no reservation reads, and does not write.
+    attach(&bystander, &ports[0], ids[2], None).unwrap();
+    read(&bystander).unwrap();
+    assert!(write(&bystander).unwrap_err().same_code(Status::RESERVATION_CONFLICT));
+    // One of the two paths ends, and then the other.
+    let detach = |host: &HostSide, port: &str| {
+        let path = HostSide::path(port).id;
+        host.initiator.detach("Nvme0", |other| *other == path, &control::JobHandle::standalone()).unwrap();
+    };
+    detach(&first, &ports[1]);
+    write(&first).unwrap();
+    attach(&second, &ports[0], ids[1], exclusive).unwrap_err();
+    detach(&first, &ports[0]);
+    write(&bystander).unwrap();
+    attach(&second, &ports[0], ids[1], Some(PathReservation::ExclusiveAccess)).unwrap();
+    write(&second).unwrap();
+    assert!(read(&bystander).unwrap_err().same_code(Status::RESERVATION_CONFLICT));
+}
+
+#[test]
+fn a_reservation_whose_holder_has_no_connection_is_taken_over_and_the_holder_is_refused() {
+    let medium = medium();
+    let side = TargetSide::start(&medium, &["0".into()]);
+    let ports = side.ports();
+    let exclusive = Some(PathReservation::WriteExclusive);
+    let (first, second) = (HostSide::start(), HostSide::start());
+    let ids = [(); 2].map(|()| *uuid::Uuid::new_v4().as_bytes());
+    attach(&first, &ports[0], ids[0], exclusive).unwrap();
+    write(&first).unwrap();
+    // The target closes its connections, and it may not come back: as a program that was killed.
+    side.target.allow_any_host(NQN, false).unwrap();
+    let nqn = |id: [u8; 16]| format!("nqn.2014-08.org.nvmexpress:uuid:{}", uuid::Uuid::from_bytes(id));
+    side.target.add_host(NQN, &nqn(ids[1])).unwrap();
+    let status = || first.initiator.controllers()[0].paths[0].status;
+    side.target.remove_listener(NQN, side.addresses[0].clone()).unwrap();
+    let address = side.target.add_listener(NQN, side.addresses[0].clone()).unwrap();
+    wait_for("the first to lose its connection", || status() == PathStatus::Reconnecting);
+    attach(&second, &address.trsvcid, ids[1], exclusive).unwrap();
+    write(&second).unwrap();
+    // It is let in again, and is refused while the second has the reservation.
+    side.target.add_host(NQN, &nqn(ids[0])).unwrap();
+    let paths = || first.initiator.controllers()[0].paths[0].clone();
+    wait_for("the refusal", || {
+        paths().failure.is_some_and(|why| why.contains("reserved by another program"))
+    });
+    second.initiator.shutdown();
+    wait_for("the first to be back", || status() == PathStatus::Enabled);
+    write(&first).unwrap();
+}
