@@ -427,3 +427,19 @@ fn secrets_of_the_keyring_are_in_no_configuration_answer_or_log() {
     assert!(!logged.contains("fish") && !logged.contains("marlin"), "{logged}");
     std::fs::remove_dir_all(directory).unwrap();
 }
+
+#[test]
+fn a_stop_that_waits_for_a_bdev_names_it() {
+    let directory = scratch("slow-stop");
+    let mut server = ServerProcess::configured(&directory, "slow", &config(&[null("A", 8)], &[]));
+    let slow = ["avg_read_latency", "p99_read_latency", "avg_write_latency", "p99_write_latency"];
+    let slow = slow.map(|latency| format!("{latency}=4000000"));
+    let mut create = vec!["bdev_delay_create", "base_bdev_name=A", "name=Slow"];
+    create.extend(slow.iter().map(String::as_str));
+    // It is read when it appears, to be examined.
+    server.ok(&create);
+    let lines = server.signal("SIGTERM", "waiting for I/O");
+    assert_eq!(lines.last().unwrap(), "waiting for I/O of Slow");
+    assert_eq!(server.wait(), Some(0));
+    std::fs::remove_dir_all(directory).unwrap();
+}

@@ -2,8 +2,11 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
+use std::thread::JoinHandle;
+use std::time::Duration;
 
+use bdev::Registry;
 use clap::Args;
 use control::{ConfigFile, ControlPlane, Keyring, ListenSocket, RpcServer};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1};
@@ -133,12 +136,56 @@ pub(crate) fn run(options: Serve) -> Result<(), CommandError> {
         }
     };
     stdout_line!("{name}: completing I/O in flight");
+    let progress = StopProgress::start(app.registry.clone())?;
     drop(server);
     // Connections first: each closes after its commands in flight have completed, and releases its bdevs.
     app.control.drain();
     runtime.reactors.stop();
     app.control.stop();
+    drop(progress);
     Ok(())
+}
+
+/// Prints what is waited for while the program stops, until its drop.
+struct StopProgress {
+    /// Its drop ends the thread.
+    ended: Option<SyncSender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl StopProgress {
+    const INTERVAL: Duration = Duration::from_secs(2);
+
+    fn start(registry: Registry) -> Result<StopProgress, CommandError> {
+        let (sender, ended) = sync_channel(1);
+        let run = move || {
+            while ended.recv_timeout(StopProgress::INTERVAL) == Err(RecvTimeoutError::Timeout) {
+                let open = open_bdevs(&registry);
+                if !open.is_empty() {
+                    stdout_line!("waiting for I/O of {}", open.join(", "));
+                }
+            }
+        };
+        let thread = std::thread::Builder::new().name("stop".to_string()).spawn(run);
+        let thread = thread.map_err(CommandError::environment)?;
+        Ok(StopProgress { ended: Some(sender), thread: Some(thread) })
+    }
+}
+
+impl Drop for StopProgress {
+    fn drop(&mut self) {
+        drop(self.ended.take());
+        // Fails only if it panicked, which was reported.
+        let _ = self.thread.take().map(JoinHandle::join);
+    }
+}
+
+/// The bdevs that are still open. One with a claim is open because of a bdev on it, which is named instead.
+fn open_bdevs(registry: &Registry) -> Vec<String> {
+    let open: Vec<_> = registry.list().into_iter().filter(|device| device.open_count() > 0).collect();
+    let has_unclaimed = open.iter().any(|device| device.claim().is_none());
+    let named = open.iter().filter(|device| !has_unclaimed || device.claim().is_none());
+    named.map(|device| device.name().to_string()).collect()
 }
 
 /// Starts the thread that reads the configuration again at each message, and applies what differs. It has a
