@@ -6,6 +6,7 @@ use crate::{ListenAddress, NvmfTargetError};
 /// Every transport, in the order in which they are reported and saved.
 pub(crate) static TRANSPORTS: &[&dyn TransportKind] = &[
     &crate::tcp::Tcp,
+    &crate::rdma::Rdma,
     &crate::vfio_user::VfioUser,
     #[cfg(test)]
     &crate::test_transport::TestTransport,
