@@ -7,7 +7,10 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::{self, NonNull};
 
 use crate::RdmaError;
-use crate::functions::{CmChannel, CmId, ConnectionParameters, Functions, PORT_SPACE_TCP, event, functions};
+use crate::functions::{
+    CmChannel, CmEventRecord, CmId, ConnectionParameters, Context, Functions, PORT_SPACE_TCP,
+    QueuePairHandle, event, functions,
+};
 
 /// Requests to connect that the kernel keeps until they are read.
 const BACKLOG: c_int = 128;
@@ -58,8 +61,7 @@ impl EventChannel {
             };
         }
         // SAFETY: the call has succeeded, so the record is valid until it is acknowledged.
-        let (id, listener, kind, parameters) =
-            unsafe { ((*record).id, (*record).listener, (*record).kind, (*record).connection) };
+        let CmEventRecord { id, listener, kind, connection: parameters, .. } = unsafe { record.read() };
         let found = match kind {
             event::CONNECT_REQUEST => {
                 let length = usize::from(parameters.private_data_length);
@@ -99,8 +101,10 @@ impl EventChannel {
 
 impl AsFd for EventChannel {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: the descriptor is the channel's, which is open as long as `self`.
-        unsafe { BorrowedFd::borrow_raw((*self.channel.as_ptr()).fd) }
+        // SAFETY: the channel is open as long as `self`.
+        let fd = unsafe { self.channel.as_ref() }.fd;
+        // SAFETY: the descriptor is the channel's.
+        unsafe { BorrowedFd::borrow_raw(fd) }
     }
 }
 
@@ -135,6 +139,18 @@ impl OwnedId {
     /// Names it in events.
     pub(crate) fn key(&self) -> usize {
         self.id.as_ptr().addr()
+    }
+
+    /// Its queue pair; null before that is made.
+    pub(crate) fn queue_pair(&self) -> *mut QueuePairHandle {
+        // SAFETY: the identifier is valid until the drop of `self`.
+        unsafe { self.id.as_ref() }.qp
+    }
+
+    /// Its device; null before it has one.
+    pub(crate) fn context(&self) -> *mut Context {
+        // SAFETY: as above.
+        unsafe { self.id.as_ref() }.verbs
     }
 
     pub(crate) fn functions(&self) -> &'static Functions {

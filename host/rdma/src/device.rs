@@ -66,8 +66,8 @@ impl RdmaDevice {
         message_bytes: usize,
     ) -> Result<Rc<RdmaDevice>, RdmaError> {
         let functions = id.functions();
-        // SAFETY: a request to connect has a device, whose context librdmacm keeps open.
-        let context = NonNull::new(unsafe { (*id.as_ptr()).verbs });
+        // A request to connect has a device, whose context librdmacm keeps open.
+        let context = NonNull::new(id.context());
         let context = context.ok_or_else(|| RdmaError::last("finding the device"))?;
         let attributes = query(functions, context)?;
         // SAFETY: the context is open.
@@ -101,11 +101,10 @@ impl RdmaDevice {
         let srq = NonNull::new(unsafe { (functions.verbs.ibv_create_srq)(pd.as_ptr(), &mut wanted) });
         let Some(srq) = srq else {
             let error = RdmaError::last("making a shared receive queue");
-            // SAFETY: nothing uses the queue and the channel.
-            unsafe {
-                (functions.verbs.ibv_destroy_cq)(cq.as_ptr());
-                (functions.verbs.ibv_destroy_comp_channel)(channel.as_ptr());
-            }
+            // SAFETY: nothing uses the queue.
+            unsafe { (functions.verbs.ibv_destroy_cq)(cq.as_ptr()) };
+            // SAFETY: nothing uses the channel.
+            unsafe { (functions.verbs.ibv_destroy_comp_channel)(channel.as_ptr()) };
             return Err(error);
         };
         let addresses = DeviceAddresses::new(&mappings, core.pool().arena(), PAGE_BYTES);
@@ -123,7 +122,8 @@ impl RdmaDevice {
             receives: RefCell::default(),
             mappings,
         };
-        let buffers = ReceiveBuffers::new(core, &device, wanted.wr_max, message_bytes)?;
+        let buffers =
+            ReceiveBuffers::new(core, |buffer| device.locate(buffer), wanted.wr_max, message_bytes)?;
         *device.receives.borrow_mut() = Some(buffers);
         device.post_receives();
         rustix::io::ioctl_fionbio(device.as_fd(), true).map_err(|error| {
@@ -148,8 +148,7 @@ impl RdmaDevice {
 
     /// The [`key`](Self::key) of the device of a connection.
     pub(crate) fn key_of(id: &OwnedId) -> usize {
-        // SAFETY: the identifier is valid.
-        unsafe { (*id.as_ptr()).verbs }.addr()
+        id.context().addr()
     }
 
     pub(crate) fn attributes(&self) -> &DeviceAttributes {
@@ -222,7 +221,7 @@ impl RdmaDevice {
     /// Gives the device the buffers that were taken back.
     pub(crate) fn post_receives(&self) {
         if let Some(receives) = &mut *self.receives.borrow_mut() {
-            receives.post(self);
+            receives.post(self.context(), self.srq());
         }
     }
 
@@ -264,22 +263,25 @@ impl RdmaDevice {
 impl AsFd for RdmaDevice {
     /// Readable when the device has notified of a completion.
     fn as_fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: the descriptor is the channel's, which is open as long as `self`.
-        unsafe { BorrowedFd::borrow_raw(self.channel.as_ref().fd) }
+        // SAFETY: the channel is open as long as `self`.
+        let fd = unsafe { self.channel.as_ref() }.fd;
+        // SAFETY: the descriptor is the channel's.
+        unsafe { BorrowedFd::borrow_raw(fd) }
     }
 }
 
 impl Drop for RdmaDevice {
     fn drop(&mut self) {
         let verbs = &self.functions.verbs;
-        // SAFETY: the queue pairs that used them are destroyed, as each holds the device, and every
-        // notification that was read is acknowledged. The protection domain is destroyed after this.
-        unsafe {
-            (verbs.ibv_destroy_srq)(self.srq.as_ptr());
-            (verbs.ibv_ack_cq_events)(self.cq.as_ptr(), self.unacknowledged.get());
-            (verbs.ibv_destroy_cq)(self.cq.as_ptr());
-            (verbs.ibv_destroy_comp_channel)(self.channel.as_ptr());
-        }
+        // SAFETY: the queue pairs that used it are destroyed, as each holds the device.
+        unsafe { (verbs.ibv_destroy_srq)(self.srq.as_ptr()) };
+        // SAFETY: so many notifications were read.
+        unsafe { (verbs.ibv_ack_cq_events)(self.cq.as_ptr(), self.unacknowledged.get()) };
+        // SAFETY: no queue uses it, and its notifications are acknowledged. The protection domain is
+        // destroyed after this.
+        unsafe { (verbs.ibv_destroy_cq)(self.cq.as_ptr()) };
+        // SAFETY: its completion queue is destroyed.
+        unsafe { (verbs.ibv_destroy_comp_channel)(self.channel.as_ptr()) };
     }
 }
 

@@ -119,8 +119,7 @@ impl RdmaQueuePair {
     }
 
     fn handle(&self) -> *mut QueuePairHandle {
-        // SAFETY: the identifier is valid.
-        unsafe { (*self.id.as_ptr()).qp }
+        self.id.queue_pair()
     }
 
     /// Its number on the device.
@@ -287,7 +286,9 @@ impl QueuePair for RdmaQueuePair {
         if count == 0 {
             return Ok(());
         }
-        let first = self.batch.as_mut_ptr();
+        // The requests follow each other in memory.
+        let mut requests: Vec<SendRequest> = Vec::with_capacity(count);
+        let first = requests.as_mut_ptr();
         for (at, batched) in self.batch.iter_mut().enumerate() {
             if batched.request.flags & INLINE != 0 {
                 batched.ranges[0] = LocalRange {
@@ -298,18 +299,16 @@ impl QueuePair for RdmaQueuePair {
             }
             batched.request.ranges = batched.ranges.as_mut_ptr();
             batched.request.next = match at + 1 < count {
-                // SAFETY: the vector has an element behind this one.
-                true => unsafe { &raw mut (*first.add(at + 1)).request },
+                true => first.wrapping_add(at + 1),
                 false => ptr::null_mut(),
             };
+            requests.push(batched.request);
         }
         let mut rejected = ptr::null_mut();
         // SAFETY: the queue pair is open; requests, ranges and messages live during the call, which copies
         // them; the data is registered, and owned by `work` until its completion or the end of the queue
         // pair.
-        let posted = unsafe {
-            self.device.context().post_send()(self.handle(), &raw mut (*first).request, &mut rejected)
-        };
+        let posted = unsafe { self.device.context().post_send()(self.handle(), first, &mut rejected) };
         self.batch.clear();
         if posted != 0 {
             self.fail(io::ErrorKind::ConnectionReset);
@@ -327,11 +326,9 @@ impl Drop for RdmaQueuePair {
         }
         let cm = &self.device.functions().cm;
         // SAFETY: the identifier has a queue pair. It fails if the peer has disconnected, which is the same.
-        // After the end of the queue pair the device accesses none of its data.
-        unsafe {
-            (cm.rdma_disconnect)(self.id.as_ptr());
-            (cm.rdma_destroy_qp)(self.id.as_ptr());
-        }
+        unsafe { (cm.rdma_disconnect)(self.id.as_ptr()) };
+        // SAFETY: as above. After this the device accesses none of the data in flight.
+        unsafe { (cm.rdma_destroy_qp)(self.id.as_ptr()) };
         self.device.release(self.entries);
     }
 }

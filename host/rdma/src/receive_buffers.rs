@@ -1,13 +1,13 @@
 //! The buffers of a device's shared receive queue, for messages of all connections of a core.
 
+use std::ffi::c_void;
 use std::ptr;
 
-use dma::{BUFFER_BYTES_MAX, DeviceBuffer};
+use dma::{BUFFER_BYTES_MAX, Buffer, DeviceBuffer, DmaError};
 use reactor::Core;
 
 use crate::RdmaError;
-use crate::device::RdmaDevice;
-use crate::functions::{LocalRange, ReceiveRequest};
+use crate::functions::{Context, LocalRange, ReceiveRequest};
 
 /// First bit of the identifiers of receive requests, to tell them from work.
 pub(crate) const RECEIVE: u64 = 1 << 63;
@@ -29,7 +29,7 @@ impl ReceiveBuffers {
     /// There is no memory, or the device does not register it.
     pub(crate) fn new(
         core: &Core,
-        device: &RdmaDevice,
+        locate: impl Fn(&Buffer) -> Result<LocalRange, DmaError>,
         wanted: u32,
         message_bytes: usize,
     ) -> Result<ReceiveBuffers, RdmaError> {
@@ -38,7 +38,7 @@ impl ReceiveBuffers {
         while buffers.count() < wanted {
             let taken = core.pool().take(per_buffer as usize * message_bytes);
             let Some(buffer) = taken.map(DeviceBuffer::new) else { break };
-            let located = device.locate(buffer.buffer());
+            let located = locate(buffer.buffer());
             let range = located.map_err(|error| failed(&error.to_string()))?;
             buffers.memory.push((buffer, range));
         }
@@ -71,8 +71,8 @@ impl ReceiveBuffers {
         self.free.push(index);
     }
 
-    /// Gives the device the buffers that it has not.
-    pub(crate) fn post(&mut self, device: &RdmaDevice) {
+    /// Gives the device the buffers that it has not: those of its shared receive queue `srq`.
+    pub(crate) fn post(&mut self, context: &Context, srq: *mut c_void) {
         if self.free.is_empty() {
             return;
         }
@@ -101,7 +101,7 @@ impl ReceiveBuffers {
         let mut rejected = ptr::null_mut();
         // SAFETY: the queue is open; the requests and ranges live during the call, which copies them; the
         // memory is registered, and lives as long as the queue.
-        let posted = unsafe { device.context().post_srq_recv()(device.srq(), first, &mut rejected) };
+        let posted = unsafe { context.post_srq_recv()(srq, first, &mut rejected) };
         if posted != 0 {
             // Those from the rejected one on were not taken, and are tried again with the next.
             let taken = requests.iter().position(|request| ptr::eq(request, rejected)).unwrap_or(free.len());

@@ -26,9 +26,9 @@ pub(crate) use authentication::{QueueAuthentication, is_authentication};
 pub(crate) use role::{ConnectionRole, TargetIoQueue};
 
 use crate::ListenAddress;
+use crate::queue_report::QueueReport;
 use crate::queue_totals::QueueTotals;
 use crate::snapshot::ConfigSnapshot;
-use crate::transport::QueueReport;
 
 /// Connect has 1024 bytes of data; before Connect no larger capsule is accepted.
 pub(crate) const BEFORE_CONNECT_BYTES_MAX: u32 = wire_nvme::fabrics::CONNECT_DATA_SIZE as u32;
@@ -249,7 +249,7 @@ impl<L: FabricsLink> FabricsQueue<L> {
     }
 
     /// Starts to drain: accepts no more commands, and closes when those in flight have completed or after
-    /// [`DRAIN_TIMEOUT_NS`](crate::transport::DRAIN_TIMEOUT_NS).
+    /// [`DRAIN_TIMEOUT_NS`](crate::queue_report::DRAIN_TIMEOUT_NS).
     pub(crate) fn begin_drain(&mut self) {
         self.draining = true;
     }

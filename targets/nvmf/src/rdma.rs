@@ -10,6 +10,8 @@ mod limits;
 mod link;
 mod parameters;
 mod protocol;
+#[cfg(test)]
+mod tests;
 
 use control::json::{Map, Value};
 use control::{DecodeLog, ParameterError};
@@ -19,6 +21,7 @@ use sockets::ServerNetwork;
 use target_shell::{ConnectionTotals, GroupLimits, GroupWaker, Protocol as _, ShellError, TargetCores};
 use wire_nvme::log::{TransportAddress, TransportType};
 
+use limits::NAME;
 pub use limits::RdmaTransportConfig;
 use protocol::RdmaProtocol;
 
@@ -27,9 +30,6 @@ use crate::transport::{
     TransportParts,
 };
 use crate::{ListenAddress, NvmfTargetError};
-
-/// `trtype` of the transport.
-const NAME: &str = "RDMA";
 
 /// NVMe/RDMA, as a type of transport.
 pub(crate) struct Rdma;
@@ -94,7 +94,7 @@ impl<N: ServerNetwork> TransportConfig<N> for RdmaTransportConfig {
         let protocol = move |core: &Core, waker: &GroupWaker| {
             let waker = waker.clone();
             let notifier = directory.add_notifier(Box::new(move || waker.wake()));
-            RdmaProtocol::new(core, limits.clone(), directory.clone(), notifier)
+            RdmaProtocol::new(core, limits.clone(), directory.clone(), Some(notifier))
         };
         let cores = TargetCores::start(parts.reactors, parts.publisher, group_limits, protocol)?;
         Ok(Box::new(RdmaCores { config: self.clone(), cores }))

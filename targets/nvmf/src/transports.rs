@@ -38,7 +38,7 @@ impl ListenAddress {
     /// # Errors
     /// There is no such transport.
     pub(crate) fn kind(&self) -> Result<&'static dyn TransportKind, NvmfTargetError> {
-        by_name(&self.trtype).ok_or_else(|| NvmfTargetError::Transport(self.trtype.clone()))
+        by_name(&self.trtype).ok_or_else(|| NvmfTargetError::Transport(self.trtype.clone(), names("and")))
     }
 
     /// The canonical form, which is stored and compared.

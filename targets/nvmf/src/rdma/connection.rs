@@ -63,7 +63,7 @@ impl RdmaConnection {
         &'a mut self,
         context: &'a mut RdmaContext<'b>,
         capsule: Option<Capsule<'a>>,
-    ) -> (&'a mut IoQueue<RdmaLocation>, RdmaTransport<'a, 'b>) {
+    ) -> (&'a mut IoQueue<RdmaLocation>, RdmaTransport<'a, 'b, RdmaProtocol>) {
         let FabricsQueue { queue, link, draining, flow, .. } = &mut self.fabrics;
         (queue, RdmaTransport { link, draining, context, flow: *flow, capsule })
     }

@@ -5,7 +5,10 @@ use wire_nvme::log::TransportType;
 
 use crate::fabrics::FabricsLimits;
 use crate::failure::NvmfTargetError;
-use crate::transport::DRAIN_TIMEOUT_NS;
+use crate::queue_report::DRAIN_TIMEOUT_NS;
+
+/// `trtype` of the transport.
+pub(super) const NAME: &str = "RDMA";
 
 /// Connections of hosts that have logged in.
 const CONNECTIONS_MAX: u32 = 4096;

@@ -15,8 +15,8 @@ use sockets::{PeerMemory, QueuePair, ReceivedMessage, RejectedWork, SENT_MESSAGE
 use wire_nvme::sqe::Sgl;
 use wire_nvme::{Sqe, cqe, sqe};
 
-use super::protocol::RdmaContext;
-use crate::fabrics::{FabricsLink, Responses};
+use crate::fabrics::{FabricsLink, FabricsProtocol, Responses};
+use target_shell::IoContext;
 
 /// Tag of a response without data: no slot has it.
 const NO_SLOT: u64 = u64::MAX;
@@ -194,17 +194,17 @@ impl Capsule<'_> {
 }
 
 /// A connection's link while a command is executed, with the resources that its group lends it.
-pub(crate) struct RdmaTransport<'a, 'b> {
+pub(crate) struct RdmaTransport<'a, 'b, P: FabricsProtocol> {
     pub(crate) link: &'a mut RdmaLink,
     pub(crate) draining: &'a mut bool,
-    pub(crate) context: &'a mut RdmaContext<'b>,
+    pub(crate) context: &'a mut IoContext<'b, P>,
     /// Flow identifier for fair queueing in the block device layer.
     pub(crate) flow: u16,
     /// The capsule that is processed.
     pub(crate) capsule: Option<Capsule<'a>>,
 }
 
-impl HostLink for RdmaTransport<'_, '_> {
+impl<P: FabricsProtocol> HostLink for RdmaTransport<'_, '_, P> {
     type Location = RdmaLocation;
 
     #[inline]
@@ -239,7 +239,7 @@ pub(crate) fn keyed(sqe: &Sqe, bytes: u32) -> Result<(PeerMemory, Option<u32>), 
     }
 }
 
-impl IoTransport for RdmaTransport<'_, '_> {
+impl<P: FabricsProtocol> IoTransport for RdmaTransport<'_, '_, P> {
     fn locate(&mut self, sqe: &Sqe, transfer: HostTransfer) -> Result<HostData<RdmaLocation>, Status> {
         let room = transfer.bytes;
         if !transfer.to_host && sqe.data.identifier() == wire_nvme::DataPointer::CAPSULE {
@@ -306,7 +306,7 @@ impl IoTransport for RdmaTransport<'_, '_> {
     fn take_data(&mut self, bytes: usize) -> Option<Data> {
         let data = self.context.pool.take_data(bytes);
         if data.is_none() {
-            self.context.protocol.core.totals.waited_for_buffer();
+            self.context.protocol.core().totals.waited_for_buffer();
         }
         data
     }

@@ -15,9 +15,9 @@ use wire_nvme::sqe;
 use super::connection::RdmaConnection;
 use super::limits::RdmaLimits;
 use crate::fabrics::{FabricsCore, FabricsProtocol, FabricsTimeout};
+use crate::queue_report::QueueReport;
 use crate::reservation_watch::ReservationWatch;
 use crate::snapshot::ConfigSnapshot;
-use crate::transport::QueueReport;
 
 /// What the group lends to a connection.
 pub(crate) type RdmaContext<'a> = IoContext<'a, RdmaProtocol>;
@@ -56,7 +56,7 @@ impl RdmaProtocol {
         core: &Core,
         limits: RdmaLimits,
         directory: Arc<ControllerDirectory>,
-        notifier: Arc<ReservationNotifier>,
+        notifier: Option<Arc<ReservationNotifier>>,
     ) -> RdmaProtocol {
         let controller = &limits.fabrics.controller;
         core.local::<RdmaNetworkSettings>().set(RdmaNetworkConfig {
@@ -67,7 +67,7 @@ impl RdmaProtocol {
         });
         RdmaProtocol {
             core: FabricsCore::new(limits.fabrics, directory),
-            reservations: ReservationWatch::new(Some(notifier)),
+            reservations: ReservationWatch::new(notifier),
         }
     }
 }
@@ -144,7 +144,7 @@ impl Protocol for RdmaProtocol {
 pub(crate) fn report(connections: &Connections<RdmaConnection>) -> Vec<QueueReport> {
     let report = |connection: &RdmaConnection| {
         let fabrics = &connection.fabrics;
-        fabrics.report(super::NAME, &fabrics.link.responses)
+        fabrics.report(super::limits::NAME, &fabrics.link.responses)
     };
     connections.open().map(report).collect()
 }

@@ -4,7 +4,7 @@ use target_shell::{ConnectionLimits, GroupLimits};
 
 use crate::fabrics::FabricsLimits;
 use crate::failure::NvmfTargetError;
-use crate::transport::DRAIN_TIMEOUT_NS;
+use crate::queue_report::DRAIN_TIMEOUT_NS;
 
 /// Most connections of a target: the range of a core's slots.
 const CONNECTIONS_MAX: u32 = 16_384;

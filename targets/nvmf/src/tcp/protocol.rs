@@ -13,9 +13,9 @@ use super::connection::NvmfConnection;
 use super::limits::TcpLimits;
 use super::secure_ports::SecurePorts;
 use crate::fabrics::{FabricsCore, FabricsProtocol, FabricsTimeout};
+use crate::queue_report::QueueReport;
 use crate::reservation_watch::ReservationWatch;
 use crate::snapshot::ConfigSnapshot;
-use crate::transport::QueueReport;
 
 /// What the group lends to a connection.
 pub(crate) type TcpContext<'a> = IoContext<'a, TcpProtocol>;
