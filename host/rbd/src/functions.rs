@@ -3,7 +3,7 @@
 //! Their types are those of the libraries' headers (`rados/librados.h`, `rbd/librbd.h`), which keep them for
 //! a version of the file name: `librados.so.2`, `librbd.so.1`.
 
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::{c_char, c_int, c_void};
 use std::sync::OnceLock;
 
 /// The libraries cannot be loaded.
@@ -38,38 +38,9 @@ pub(crate) struct ImageInfo {
 
 const _: () = assert!(size_of::<ImageInfo>() == 160);
 
-/// Declares a table of the functions of one library.
-macro_rules! library {
-    ($(#[$doc:meta])* $name:ident { $( $symbol:ident: fn($($argument:ty),*) $(-> $result:ty)?; )* }) => {
-        $(#[$doc])*
-        pub(crate) struct $name {
-            $( pub(crate) $symbol: unsafe extern "C" fn($($argument),*) $(-> $result)?, )*
-        }
-
-        impl $name {
-            fn load(file: &CStr) -> Result<$name, LibraryLoadError> {
-                let library = open(file)?;
-                Ok($name {
-                    $( $symbol: {
-                        let name = concat!(stringify!($symbol), "\0");
-                        let address = symbol(library, name)?;
-                        // SAFETY: the address is of a function of this name, whose type is that of the
-                        // header.
-                        unsafe {
-                            std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($argument),*) $(-> $result)?>(
-                                address,
-                            )
-                        }
-                    }, )*
-                })
-            }
-        }
-    };
-}
-
-library! {
+shared_library::functions! {
     /// Functions of librados.
-    RadosFunctions {
+    pub(crate) struct RadosFunctions {
         rados_create: fn(*mut Handle, *const c_char) -> c_int;
         rados_conf_read_file: fn(Handle, *const c_char) -> c_int;
         rados_conf_set: fn(Handle, *const c_char, *const c_char) -> c_int;
@@ -81,9 +52,9 @@ library! {
     }
 }
 
-library! {
+shared_library::functions! {
     /// Functions of librbd.
-    RbdFunctions {
+    pub(crate) struct RbdFunctions {
         rbd_open: fn(Handle, *const c_char, *mut Handle, *const c_char) -> c_int;
         rbd_open_read_only: fn(Handle, *const c_char, *mut Handle, *const c_char) -> c_int;
         rbd_close: fn(Handle) -> c_int;
@@ -114,34 +85,10 @@ pub(crate) fn functions() -> Result<&'static Functions, LibraryLoadError> {
     if let Some(loaded) = LOADED.get() {
         return Ok(loaded);
     }
-    let rados = RadosFunctions::load(c"librados.so.2")?;
-    let rbd = RbdFunctions::load(c"librbd.so.1")?;
+    let failed = |reason| LibraryLoadError { reason };
+    let rados = RadosFunctions::load(c"librados.so.2").map_err(failed)?;
+    let rbd = RbdFunctions::load(c"librbd.so.1").map_err(failed)?;
     Ok(LOADED.get_or_init(|| Functions { rados, rbd }))
-}
-
-fn open(file: &CStr) -> Result<Handle, LibraryLoadError> {
-    // SAFETY: the name is a string. The library's initializers are those of a program that links it.
-    let library = unsafe { libc::dlopen(file.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
-    if library.is_null() { Err(last_error()) } else { Ok(library) }
-}
-
-/// The address of a function; `name` ends with a NUL byte.
-fn symbol(library: Handle, name: &str) -> Result<*mut c_void, LibraryLoadError> {
-    let Ok(name) = CStr::from_bytes_with_nul(name.as_bytes()) else { unreachable!("{name:?} is a symbol") };
-    // SAFETY: the library is open, and the name is a string.
-    let address = unsafe { libc::dlsym(library, name.as_ptr()) };
-    if address.is_null() { Err(last_error()) } else { Ok(address) }
-}
-
-fn last_error() -> LibraryLoadError {
-    // SAFETY: it takes nothing; the result is of this thread.
-    let error = unsafe { libc::dlerror() };
-    if error.is_null() {
-        return LibraryLoadError { reason: "unknown error".to_string() };
-    }
-    // SAFETY: dlerror returns a string, which stays until the thread's next call of this kind.
-    let text = unsafe { CStr::from_ptr(error) };
-    LibraryLoadError { reason: text.to_string_lossy().into_owned() }
 }
 
 #[cfg(test)]
@@ -149,14 +96,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_missing_library_or_function_says_what_to_install() {
-        let message = open(c"libnosuch.so.1").unwrap_err().to_string();
+    fn a_missing_library_says_what_to_install() {
+        let message = LibraryLoadError { reason: "libnosuch.so.1: no file".to_string() }.to_string();
         assert!(
             message.contains("libnosuch.so.1") && message.contains("apt-get install librbd1"),
             "{message}"
         );
-        let libc = open(c"libc.so.6").unwrap();
-        let message = symbol(libc, "rbd_nosuch\0").unwrap_err().to_string();
-        assert!(message.contains("rbd_nosuch"), "{message}");
     }
 }

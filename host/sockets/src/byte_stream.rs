@@ -3,7 +3,7 @@
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::BorrowedFd;
 
-use crate::{ConnectionId, Network, ReceivedDescriptors, RejectedSend, SendPart, TransferResult};
+use crate::{ConnectionId, Network, QueuePair, ReceivedDescriptors, RejectedSend, SendPart, TransferResult};
 
 /// The result of sending everything that is queued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,6 +74,13 @@ pub trait ByteStream {
         Err(RejectedSend { reason: io::ErrorKind::Unsupported, parts })
     }
 
+    /// The queue pair of a connection that has one, in place of the bytes. By default, as for every stream,
+    /// there is none.
+    #[inline]
+    fn queue_pair(&mut self) -> Option<&mut dyn QueuePair> {
+        None
+    }
+
     /// Writes accepted bytes that the implementation keeps. By default there are none.
     #[inline]
     fn flush(&mut self) -> FlushStatus {
@@ -106,6 +113,11 @@ impl<N: Network> ByteStream for PlainStream<'_, N> {
 
     fn send_owned(&mut self, parts: Vec<SendPart>, tag: u64) -> Result<(), RejectedSend> {
         self.network.send_owned(self.connection, parts, tag)
+    }
+
+    #[inline]
+    fn queue_pair(&mut self) -> Option<&mut dyn QueuePair> {
+        self.network.queue_pair(self.connection)
     }
 
     #[inline]
@@ -163,6 +175,11 @@ impl<S: ByteStream> ByteStream for &mut S {
 
     fn send_owned(&mut self, parts: Vec<SendPart>, tag: u64) -> Result<(), RejectedSend> {
         (**self).send_owned(parts, tag)
+    }
+
+    #[inline]
+    fn queue_pair(&mut self) -> Option<&mut dyn QueuePair> {
+        (**self).queue_pair()
     }
 
     #[inline]

@@ -31,6 +31,7 @@ mod core_network;
 mod descriptors;
 mod layer;
 mod listen;
+mod queue_pair;
 mod simulation;
 mod sockets;
 mod stream;
@@ -51,6 +52,9 @@ pub use descriptors::{
 pub use layer::{HandshakeStatus, NoLayer, StreamLayer};
 pub use listen::Listen;
 pub use os::{PeerCredentials, RejectedSend, SendPart, SocketCapabilities};
+pub use queue_pair::{
+    PeerMemory, QueuePair, QueuePairEvent, ReceivedMessage, RejectedWork, SENT_MESSAGE_BYTES_MAX, Work,
+};
 pub use simulation::{NetworkFaults, SimulatedNetwork, SimulatedStream};
 pub use sockets::{CONNECTIONS_MAX, Sockets};
 pub use stream::{ConnectOptions, SocketStream, connect, connect_with};
@@ -215,6 +219,13 @@ pub trait Network {
     fn reap_sent(&mut self, out: &mut Vec<SentEvent>) -> bool {
         let _ = out;
         false
+    }
+
+    /// See [`ByteStream::queue_pair`].
+    #[inline]
+    fn queue_pair(&mut self, connection: ConnectionId) -> Option<&mut dyn QueuePair> {
+        let _ = connection;
+        None
     }
 
     /// How the owned sends so far were sent.

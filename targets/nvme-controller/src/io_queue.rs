@@ -94,6 +94,13 @@ pub trait IoTransport: HostLink {
         into: &mut CommandData,
     ) -> Result<Transferred, Status>;
 
+    /// Where the answer of an admin command without host data goes, should it have data. By default the
+    /// transport needs no place: as over TCP, where data follows the command's identifier.
+    fn answer_location(&mut self, sqe: &Sqe) -> Self::Location {
+        let _ = sqe;
+        Self::Location::default()
+    }
+
     /// Memory of the core's pool, in one slice if there is one ([`Pool::take_data`](dma::Pool::take_data));
     /// `None` if there is too little at present.
     fn take_data(&mut self, bytes: usize) -> Option<Data>;

@@ -35,9 +35,9 @@ pub enum NvmfTargetError {
     /// The transport already exists.
     #[error("transport {0} exists")]
     TransportExists(&'static str),
-    /// Not a supported transport type.
-    #[error("transport '{0}' is not supported; {names} are", names = crate::transports::names("and"))]
-    Transport(String),
+    /// Not a supported transport type; those that are.
+    #[error("transport '{0}' is not supported; {1} are")]
+    Transport(String, String),
     /// Not a valid listening address.
     #[error("'{0}' is not an address to listen on")]
     Address(String),

@@ -1,4 +1,4 @@
-//! The NVMe over Fabrics target, over TCP and vfio-user.
+//! The NVMe over Fabrics target, over TCP, RDMA and vfio-user.
 //!
 //! An [`NvmfTarget`] is the control plane: it configures subsystems, namespaces, listeners and hosts, and is
 //! called from any thread except a reactor's. Each reactor runs one poll group per transport. A connection
@@ -26,9 +26,12 @@
 
 mod address;
 mod control_plane;
+mod fabrics;
 mod failure;
 mod module;
+mod queue_report;
 mod queue_totals;
+mod rdma;
 mod reservation_watch;
 pub mod rpc;
 mod snapshot;
@@ -46,6 +49,7 @@ pub use control_plane::{
     TransportStats,
 };
 pub use failure::NvmfTargetError;
+pub use rdma::RdmaTransportConfig;
 pub use snapshot::TargetOptions;
 pub use tcp::TcpTransportConfig;
 #[cfg(any(test, fuzzing))]

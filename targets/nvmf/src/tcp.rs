@@ -1,11 +1,9 @@
 //! The NVMe/TCP transport.
 //!
 //! The shell drives the connections ([`protocol`], [`connection`]). Received PDUs go through [`handler`] to
-//! the queue, whose answers [`link`] sends; [`admin`] is Connect and what follows on an admin queue.
+//! the queue, whose answers [`link`] sends. What does not depend on TCP is in [`fabrics`](crate::fabrics).
 
 mod address;
-mod admin;
-mod authentication;
 mod connection;
 mod handler;
 mod limits;
@@ -13,7 +11,6 @@ mod link;
 mod moving;
 mod parameters;
 mod protocol;
-mod queue;
 mod secure;
 mod secure_ports;
 #[cfg(any(test, fuzzing))]
@@ -29,11 +26,11 @@ use target_shell::{ConnectionTotals, GroupLimits, GroupWaker, Protocol as _, She
 use wire_nvme::log::TransportAddress;
 
 pub use limits::TcpTransportConfig;
-use protocol::{ConnectionReport, TcpProtocol};
+use protocol::TcpProtocol;
 use secure_ports::SecurePorts;
 
 use crate::transport::{
-    AddressText, CoreQueues, Counters, Listening, QueueReport, Transport, TransportConfig, TransportKind,
+    AddressText, CoreQueues, Counters, Listening, Transport, TransportConfig, TransportKind,
     TransportParameters, TransportParts,
 };
 use crate::{ListenAddress, NvmfTargetError, TargetStats};
@@ -102,7 +99,7 @@ impl<N: ServerNetwork> TransportConfig<N> for TcpTransportConfig {
 
     fn start(&self, parts: &TransportParts<'_>) -> Result<Box<dyn Transport>, NvmfTargetError> {
         let mut limits = self.limits()?;
-        parts.masked.apply_to(&mut limits.controller);
+        parts.masked.apply_to(&mut limits.fabrics.controller);
         let registry = Some(parts.registry.clone());
         let group_limits = GroupLimits { registry, ..limits.connections.clone() };
         let directory = parts.directory.clone();
@@ -164,13 +161,10 @@ impl<N: ServerNetwork> Transport for TcpCores<N> {
     }
 
     fn queues(&self) -> Result<Vec<CoreQueues>, ShellError> {
-        let reports = self
-            .cores
-            .query(|protocol, connections| (protocol.totals.snapshot(), protocol::report(connections)))?;
-        let queues = |(totals, reports): (_, Vec<ConnectionReport>)| CoreQueues {
-            totals,
-            open: reports.into_iter().map(QueueReport::from).collect(),
-        };
+        let reports = self.cores.query(|protocol, connections| {
+            (protocol.core.totals.snapshot(), protocol::report(connections))
+        })?;
+        let queues = |(totals, open)| CoreQueues { totals, open };
         Ok(reports.into_iter().map(queues).collect())
     }
 
@@ -188,23 +182,5 @@ impl<N: ServerNetwork> Transport for TcpCores<N> {
             ]
         });
         Ok(counters.collect())
-    }
-}
-
-impl From<ConnectionReport> for QueueReport {
-    fn from(report: ConnectionReport) -> QueueReport {
-        let peer = ListenAddress::from_socket(report.peer);
-        let TransportAddress { traddr, trsvcid, .. } = report.local;
-        QueueReport {
-            subnqn: report.subnqn,
-            cntlid: report.cntlid,
-            qid: report.qid,
-            local: ListenAddress { traddr, trsvcid, ..peer.clone() },
-            peer,
-            entries: report.entries,
-            commands: report.counters.commands,
-            errors: report.counters.errors,
-            completed: report.completed,
-        }
     }
 }

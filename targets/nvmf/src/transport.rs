@@ -24,18 +24,14 @@ use nvme_controller::{ControllerDirectory, ControllerLimits};
 use reactor::ReactorHandle;
 use sockets::{ServerNetwork, Sockets};
 use target_shell::{ConnectionTotals, Publisher, ShellError};
-use wire_nvme::fabrics::Nqn;
 use wire_nvme::identify::fuses;
 use wire_nvme::log::TransportAddress;
 
 use crate::module::NvmfModule;
+use crate::queue_report::QueueReport;
 use crate::queue_totals::QueueTotalsSnapshot;
 use crate::snapshot::ConfigSnapshot;
 use crate::{ListenAddress, NvmfTargetError, TargetStats};
-
-/// Maximum time to drain the commands in flight before a queue is closed. Far below the time that hosts wait
-/// for a controller to become ready (CAP.TO).
-pub(crate) const DRAIN_TIMEOUT_NS: u64 = 3_000_000_000;
 
 /// A type of transport, whether it is created or not.
 pub trait TransportKind: Sync {
@@ -238,21 +234,4 @@ pub struct CoreQueues {
     pub(crate) totals: QueueTotalsSnapshot,
     /// Those that are open.
     pub(crate) open: Vec<QueueReport>,
-}
-
-/// An open queue, or a connection that is none yet.
-#[derive(Clone, Debug)]
-pub(crate) struct QueueReport {
-    /// `None` before Connect.
-    pub(crate) subnqn: Option<Nqn>,
-    pub(crate) cntlid: u16,
-    /// `None` before Connect.
-    pub(crate) qid: Option<u16>,
-    pub(crate) peer: ListenAddress,
-    pub(crate) local: ListenAddress,
-    pub(crate) entries: u32,
-    pub(crate) commands: u64,
-    pub(crate) errors: u64,
-    /// Commands that have completed since it is on this core.
-    pub(crate) completed: u64,
 }

@@ -6,6 +6,7 @@ use crate::{ListenAddress, NvmfTargetError};
 /// Every transport, in the order in which they are reported and saved.
 pub(crate) static TRANSPORTS: &[&dyn TransportKind] = &[
     &crate::tcp::Tcp,
+    &crate::rdma::Rdma,
     &crate::vfio_user::VfioUser,
     #[cfg(test)]
     &crate::test_transport::TestTransport,
@@ -37,7 +38,7 @@ impl ListenAddress {
     /// # Errors
     /// There is no such transport.
     pub(crate) fn kind(&self) -> Result<&'static dyn TransportKind, NvmfTargetError> {
-        by_name(&self.trtype).ok_or_else(|| NvmfTargetError::Transport(self.trtype.clone()))
+        by_name(&self.trtype).ok_or_else(|| NvmfTargetError::Transport(self.trtype.clone(), names("and")))
     }
 
     /// The canonical form, which is stored and compared.

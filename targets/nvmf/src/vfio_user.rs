@@ -41,9 +41,10 @@ use protocol::{ClientQueueReport, ClientReport, VfioUserProtocol};
 use seats::Seats;
 
 use crate::module::NvmfModule;
+use crate::queue_report::{DRAIN_TIMEOUT_NS, QueueReport};
 use crate::transport::{
-    AddressText, CoreQueues, Counters, DRAIN_TIMEOUT_NS, Listening, QueueReport, Transport, TransportConfig,
-    TransportKind, TransportParameters, TransportParts,
+    AddressText, CoreQueues, Counters, Listening, Transport, TransportConfig, TransportKind,
+    TransportParameters, TransportParts,
 };
 use crate::{ListenAddress, NvmfTarget, NvmfTargetError, PollCounts, TargetStats};
 

@@ -75,6 +75,13 @@ OPTIONAL_MODULES += ["nd_pmem", "nd_e820"]
 TLS_PACKAGES = ["ktls-utils", "keyutils"]
 TLS_PROGRAMS = {"tlshd": "tlshd", "keyctl": "keyctl"}
 TLS_MODULES = ["tls", "gcm", "ctr", "ghash-generic", "aesni-intel", "ghash-clmulni-intel"]
+# For RDMA, over Ethernet in software: the verbs with their provider, and what makes the device.
+TLS_PACKAGES += ["libibverbs1", "librdmacm1t64", "ibverbs-providers", "iproute2"]
+TLS_PROGRAMS |= {"rdma": "rdma"}
+TLS_MODULES += ["crc32_generic", "rdma_rxe", "ib_uverbs", "rdma_ucm", "nvme-rdma", "nvmet-rdma"]
+# Loaded with dlopen, with their libraries: the verbs, and the provider, which a file of the folder names.
+TLS_LIBRARIES = ["libibverbs.so.1", "librdmacm.so.1"]
+VERBS_FOLDER, VERBS_PROVIDERS = "etc/libibverbs.d", ["rxe"]
 PARAMETERS = {
     "null_blk": "nr_devices=1 gb=1 submit_queues=1 poll_queues=1",
     "nbd": "nbds_max=4",
@@ -195,6 +202,14 @@ def closure(tree, programs, extra=()):
     return interpreter, found
 
 
+def verbs_provider(tree, name):
+    """The library of a provider of libibverbs, whose name has the version of its interface."""
+    found = glob.glob(f"{tree}/{LIBRARY_FOLDER}/libibverbs/lib{name}-rdmav*.so")
+    if not found:
+        raise Unavailable(f"the packages of this release do not contain libibverbs' provider {name}")
+    return found[0]
+
+
 def decompressed(data):
     """The data, decompressed if it is compressed."""
     if data.startswith(b"\xfd7zXZ"):
@@ -262,9 +277,11 @@ class Image:
         self.names = PACKAGES + TLS_PACKAGES * tls
         self.sources = {**PROGRAMS, **(TLS_PROGRAMS if tls else {})}
         self.optional = OPTIONAL_MODULES + TLS_MODULES * tls
+        self.providers = VERBS_PROVIDERS * tls
+        self.libraries = LIBRARIES + TLS_LIBRARIES * tls
         if tls and release is None:
             release = NEXT_RELEASES.get(os_release()[0])
-        recipe = hashlib.sha256(repr([self.names, self.sources, FILES, MODULES, self.optional, PARAMETERS]).encode())
+        recipe = hashlib.sha256(repr([self.names, self.sources, FILES, MODULES, self.optional, PARAMETERS, self.libraries]).encode())
         for path in sorted(glob.glob(GUEST + "/*")) + [f"{HERE}/{name}.py" for name in ("image", "elf", "modules")]:
             recipe.update(read(path))
         self.vfio, self.newest = vfio, newest
@@ -331,7 +348,8 @@ class Image:
         with open(self.kernel, "wb") as file:
             file.write(bootable(read(images[0])))
         programs = {name: find(tree, source) for name, source in self.sources.items()}
-        interpreter, libraries = closure(tree, programs.values(), LIBRARIES)
+        providers = {name: verbs_provider(tree, name) for name in self.providers}
+        interpreter, libraries = closure(tree, [*programs.values(), *providers.values()], self.libraries)
         with open(self.initramfs + ".new", "wb") as file:
             archive = Cpio(file)
             for path in ("dev", "proc", "sys", "tmp", "run", "root", "mnt", "var", "usr/lib", "usr/lib64"):
@@ -348,6 +366,9 @@ class Image:
             for soname, path in libraries.items():
                 if soname != os.path.basename(interpreter):
                     archive.add(f"{LIBRARY_FOLDER}/{soname}", read(path), 0o755)
+            for name, path in providers.items():
+                archive.add(f"{LIBRARY_FOLDER}/libibverbs/{os.path.basename(path)}", read(path), 0o755)
+                archive.add(f"{VERBS_FOLDER}/{name}.driver", f"driver {name}\n".encode())
             loader = os.path.basename(interpreter)
             archive.add(f"usr/lib64/{loader}", read(os.path.realpath(library(tree, loader, {}))), 0o755)
             for name in FILES:

@@ -71,6 +71,7 @@ pub mod manage;
 pub mod opcode;
 pub mod protection;
 pub mod queue;
+pub mod rdma;
 pub mod registers;
 pub mod reservation;
 pub mod sqe;

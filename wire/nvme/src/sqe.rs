@@ -274,10 +274,11 @@ impl DataPointer {
         (self.high >> 56) as u8
     }
 
-    /// The length of an SGL descriptor other than a keyed one, in bytes.
+    /// The length of an SGL descriptor in bytes. That of a keyed one has 24 bits (Base 2.0, figure 111).
     #[inline]
     pub const fn length(&self) -> u32 {
-        self.high as u32
+        let length = self.high as u32;
+        if self.high >> 60 == 0x4 { length & 0x00ff_ffff } else { length }
     }
 
     /// Decodes the SGL descriptor.

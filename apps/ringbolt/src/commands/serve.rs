@@ -27,6 +27,7 @@ use crate::reactor_runtime::ReactorRuntime;
     ringbolt serve -S /run/vhost              # vhost-user sockets in this directory\n\n\
     Front ends, and the methods of `ringbolt rpc` that start them:\n  \
     NVMe over TCP       nvmf_create_transport trtype=TCP, nvmf_subsystem_add_listener\n  \
+    NVMe over RDMA      nvmf_create_transport trtype=RDMA, nvmf_subsystem_add_listener\n  \
     NVMe, vfio-user     nvmf_create_transport trtype=VFIOUSER, nvmf_subsystem_add_listener\n  \
     iSCSI               iscsi_create_portal_group, iscsi_create_target_node\n  \
     vhost-user block    vhost_create_blk_controller\n  \

@@ -8,6 +8,7 @@ use wire_nvme::identify::{
     NamespaceDescriptor, NamespaceIndependent, NamespaceList, NvmController, NvmNamespace, SIZE, anacap,
     ascii, cmic, ctratt, dlfeat, fuses, lpa, oacs, oaes, ocfs, oncs, sgls, vwc,
 };
+use wire_nvme::log::TransportType;
 use wire_nvme::opcode::AdminOpcode;
 use wire_nvme::{NSID_ALL, Sqe, cqe, sqe};
 
@@ -150,7 +151,12 @@ impl Controller {
             error_log_entries: limits.error_log_entries,
             kas_100ms: (limits.keep_alive_granularity_ms / 100) as u16,
             maxcmd: u16::try_from(limits.io_queue_entries_max).unwrap_or(u16::MAX),
-            sgls: sgls::SUPPORTED | sgls::OFFSET | sgls::TRANSPORT,
+            sgls: sgls::SUPPORTED
+                | sgls::OFFSET
+                | match limits.transport {
+                    TransportType::Rdma => sgls::KEYED,
+                    _ => sgls::TRANSPORT,
+                },
             subnqn: subsystem.nqn.as_str().to_owned(),
             lpa: lpa::EXTENDED | lpa::MISCELLANEOUS,
             io_command_capsule_bytes: sqe::SIZE as u32,

@@ -224,8 +224,8 @@ impl<T: IoTransport> Execution<'_, T> {
     ) -> Option<AdminCommand> {
         let state = CommandState::Admin(Box::new(*sqe));
         if bytes == 0 {
-            let slot =
-                self.queue.insert(Command::new(token, state, T::Location::default(), sqe.data.length()));
+            let location = self.transport.answer_location(sqe);
+            let slot = self.queue.insert(Command::new(token, state, location, sqe.data.length()));
             return self.execute(slot);
         }
         let moved = self.locate(token, sqe, bytes, false)?;

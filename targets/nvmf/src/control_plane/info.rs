@@ -6,8 +6,9 @@ use reactor::ReactorHandle;
 use sockets::{SendStats, ServerNetwork};
 
 use super::{HostKeyNames, ListenAddress, NvmfTarget, Uuid};
+use crate::queue_report::QueueReport;
 use crate::queue_totals::QueueTotalsSnapshot;
-use crate::transport::{CoreQueues, Counters, Listening, QueueReport};
+use crate::transport::{CoreQueues, Counters, Listening};
 use crate::transports;
 
 /// A subsystem as it is configured.

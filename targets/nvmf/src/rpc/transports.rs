@@ -127,12 +127,13 @@ control::parameters! {
         min_kato,
         disable_command_passthru,
     }
-    ignored("neither transport has them") {
+    ignored("RDMA always shares its receive queue and batches requests, in queues of its own sizes") {
         num_cqe,
-        max_srq_depth,
         no_srq,
         no_wr_batching,
         data_wr_pool_size,
+    }
+    ignored("no transport has them") {
         disable_adaptive_irq,
         disable_shadow_doorbells,
     }

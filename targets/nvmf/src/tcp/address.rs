@@ -25,8 +25,13 @@ impl ListenAddress {
     /// # Errors
     /// The transport is not TCP, the address is invalid or of the other family, or the port is invalid.
     pub fn socket(&self) -> Result<SocketAddr, NvmfTargetError> {
-        if !self.trtype.eq_ignore_ascii_case(NAME) {
-            return Err(NvmfTargetError::Transport(self.trtype.clone()));
+        self.socket_of(NAME)
+    }
+
+    /// The socket address of a listener of the transport `trtype`, which has IP addresses and ports.
+    pub(crate) fn socket_of(&self, trtype: &str) -> Result<SocketAddr, NvmfTargetError> {
+        if !self.trtype.eq_ignore_ascii_case(trtype) {
+            return Err(NvmfTargetError::Address(format!("{} {}", self.trtype, self.text())));
         }
         let invalid = || NvmfTargetError::Address(format!("{}:{}", self.traddr, self.trsvcid));
         let address: IpAddr = self.traddr.trim_matches(['[', ']']).parse().map_err(|_| invalid())?;

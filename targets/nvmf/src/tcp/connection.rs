@@ -3,27 +3,24 @@
 //! Sans-IO except for [`NvmfConnection::receive`] and [`NvmfConnection::flush`], which move bytes between
 //! the stream and the state machine. The shell's group lends its resources as [`TcpContext`].
 
-use std::hash::{DefaultHasher, Hash, Hasher};
-use std::rc::Rc;
 use std::sync::Arc;
 
 use block_io::{Completion, Status, Tag};
+use nvme_controller::ControllerAssociation;
 use nvme_controller::reservation::DrainGuards;
-use nvme_controller::{ControllerAssociation, ControllerEvent, IoQueue, SecureChannel};
 use nvme_tcp::{FlushStatus, PduReceiver, ReceiveProgress, ReceiveStatus, receive_pdus};
 use slots::Slot;
 use sockets::ByteStream;
 use target_shell::{
-    CloseReason, MemoryShare, MoreToRead, NEVER_NS, Notice, ProtocolConnection, Reattach, TransferReport,
+    CloseReason, MemoryShare, MoreToRead, Notice, ProtocolConnection, Reattach, TransferReport,
 };
 use tls::TlsLayer;
 use wire_nvme::tcp::{FatalError, Framing, PduType, TERM_MAX, TermReq};
 
-use super::authentication::QueueAuthentication;
 use super::handler::PduHandler;
 use super::link::{SendingData, TcpLink, TcpLocation};
 use super::protocol::{TcpContext, TcpError, TcpProtocol};
-use super::queue::ConnectionRole;
+use crate::fabrics::{ConnectionRole, FabricsQueue, FabricsTimeout};
 use crate::reservation_watch::ReservedConnection;
 
 /// In the identifiers of transfers: what is being sent, and no command.
@@ -46,29 +43,10 @@ pub(crate) struct NvmfConnection {
 
 /// A connection without its PDU receiver, which calls into this.
 pub(crate) struct ConnectionState {
-    pub(crate) role: ConnectionRole,
-    pub(crate) queue: IoQueue<TcpLocation>,
-    pub(crate) link: TcpLink,
+    pub(crate) fabrics: FabricsQueue<TcpLink>,
     /// Digests and alignment of PDUs that are received.
     pub(crate) receive_framing: Framing,
     pub(crate) incoming_pdu: IncomingPdu,
-    /// Flow identifier for fair queueing in the block device layer.
-    pub(crate) flow: u16,
-    /// The listener that accepted it.
-    pub(crate) port: nvme_controller::SubsystemPort,
-    /// The host's address.
-    pub(crate) peer: std::net::SocketAddr,
-    /// Whose key TLS was established with; `None` without TLS.
-    pub(crate) secure: Option<Box<SecureChannel>>,
-    /// The authentication of the host on this queue; `None` if it has no keys.
-    pub(crate) authentication: Option<Box<QueueAuthentication>>,
-    /// Deadline of ICReq, then of Connect, then of the authentication.
-    pub(crate) handshake_deadline_ns: u64,
-    /// Reservation commands of other hosts wait for the outstanding device requests of this connection. No
-    /// commands are accepted until those complete.
-    pub(crate) drain_guards: DrainGuards,
-    /// The connection drains: it accepts no commands, and closes when those in flight have completed.
-    pub(crate) draining: bool,
     /// The queue completes its commands to move to another core.
     pub(crate) moving: bool,
     /// The host sent H2CTermReq. The role stays until the connection closes: an I/O queue identifier is in
@@ -76,8 +54,6 @@ pub(crate) struct ConnectionState {
     pub(crate) terminated: bool,
     /// A capsule was not accepted because others have their turn first.
     pub(crate) turn_is_over: bool,
-    /// What the group has to know: Connect succeeded, or this controller's I/O queues are not valid any more.
-    pub(crate) notice: Notice,
 }
 
 /// The PDU whose data is being received.
@@ -111,7 +87,7 @@ impl ProtocolConnection<TcpProtocol> for NvmfConnection {
         }
         let NvmfConnection { receiver, state, .. } = self;
         let pumped = receive_pdus(receiver, &mut PduHandler::new(state, context), stream, scratch);
-        if pumped == Ok(ReceiveStatus::Empty) && self.state.link.sender.is_empty() {
+        if pumped == Ok(ReceiveStatus::Empty) && self.state.fabrics.link.sender.is_empty() {
             return Ok(MoreToRead::Unchanged);
         }
         self.after(pumped)
@@ -138,7 +114,7 @@ impl ProtocolConnection<TcpProtocol> for NvmfConnection {
 
     #[inline]
     fn complete(&mut self, tag: u64, completion: Completion<dma::Data>) {
-        self.state.queue.complete(Tag(tag), completion, &mut self.state.link);
+        self.state.fabrics.queue.complete(Tag(tag), completion, &mut self.state.fabrics.link);
     }
 
     /// Sends queued PDUs until the socket's buffer is full.
@@ -147,121 +123,74 @@ impl ProtocolConnection<TcpProtocol> for NvmfConnection {
         if self.tls.is_some() {
             return self.flush_secure(stream);
         }
-        match self.state.link.sender.flush(stream, &mut SendingData(&mut self.state.queue)) {
+        match self.state.fabrics.link.sender.flush(stream, &mut SendingData(&mut self.state.fabrics.queue)) {
             FlushStatus::Empty | FlushStatus::Blocked => Ok(()),
             FlushStatus::Failed(kind) => Err(CloseReason::Network(kind)),
         }
     }
 
     fn sent(&mut self, tag: u64) {
-        let ConnectionState { link, queue, .. } = &mut self.state;
+        let FabricsQueue { link, queue, .. } = &mut self.state.fabrics;
         link.sender.owned_sent(tag, &mut SendingData(queue));
     }
 
     /// A Copy command's next range can start.
     #[inline]
     fn wants_resume(&self) -> bool {
-        self.state.queue.has_ready()
+        self.state.fabrics.queue.has_ready()
     }
 
     /// A capsule was not accepted, or a command waits for a buffer.
     #[inline]
     fn is_waiting(&self) -> bool {
-        (self.receiver.is_waiting() && !self.state.turn_is_over) || self.state.queue.is_waiting()
+        (self.receiver.is_waiting() && !self.state.turn_is_over) || self.state.fabrics.queue.is_waiting()
     }
 
     fn begin_drain(&mut self) {
-        self.state.begin_drain();
+        self.state.fabrics.begin_drain();
     }
 
     #[inline]
     fn is_draining(&self) -> bool {
-        self.state.draining
+        self.state.fabrics.draining
     }
 
     /// Whether the commands have completed and everything is sent.
     ///
     /// The drain does not wait for Asynchronous Event Requests, nor for data behind a capsule that is not
-    /// accepted any more. The admin queue closes last: a host that sees it close gives up its I/O queues.
+    /// accepted any more.
     fn is_drained(&self) -> bool {
-        let ConnectionState { role, queue, link, .. } = &self.state;
-        let may_close = match role {
-            ConnectionRole::Admin(controller) => controller.association().queues().is_empty(),
-            _ => true,
-        };
+        let FabricsQueue { queue, link, .. } = &self.state.fabrics;
         // H2CData that was requested by R2T cannot arrive behind a capsule that is not accepted.
         let stream_blocked = self.receiver.is_waiting();
         let waits_for_host = |location: &TcpLocation| stream_blocked && location.waits_for_host();
-        may_close
+        self.state.fabrics.may_close()
             && link.sender.is_empty()
             && !self.has_unsent_records()
             && !queue.has_pending(waits_for_host)
     }
 
-    /// The timeout of the handshake, of the authentication or of Keep Alive. An I/O queue has its
-    /// controller's: the controller's core may notice the expiry later than this core resumes.
     #[inline]
     fn deadline_ns(&self) -> u64 {
-        match &self.state.role {
-            ConnectionRole::Io(queue) => {
-                let keep_alive_ns = queue.lease.association().keep_alive_deadline_ns();
-                keep_alive_ns.min(self.state.handshake_deadline_ns)
-            }
-            ConnectionRole::Admin(controller) => {
-                controller.deadline().unwrap_or(NEVER_NS).min(self.state.handshake_deadline_ns)
-            }
-            ConnectionRole::AwaitingIcReq | ConnectionRole::AwaitingConnect => {
-                self.state.handshake_deadline_ns
-            }
-            ConnectionRole::Closed => NEVER_NS,
-        }
+        self.state.fabrics.deadline_ns()
     }
 
     fn on_deadline(&mut self, protocol: &mut TcpProtocol, now_ns: u64) -> Result<(), CloseReason<TcpError>> {
-        if self.state.handshake_deadline_ns <= now_ns && self.state.resume_authentication(protocol, now_ns) {
-            return Ok(());
-        }
-        match self.state.role {
-            ConnectionRole::Admin(_) | ConnectionRole::Io(_)
-                if self.state.handshake_deadline_ns <= now_ns =>
-            {
-                return Err(CloseReason::Protocol(TcpError::AuthenticationTimeout));
-            }
-            ConnectionRole::Admin(_) => self.state.controller_event(ControllerEvent::Tick, now_ns),
-            ConnectionRole::AwaitingIcReq | ConnectionRole::AwaitingConnect
-                if self.state.handshake_deadline_ns <= now_ns =>
-            {
-                let timeout =
-                    if self.awaits_tls() { TcpError::TlsTimeout } else { TcpError::HandshakeTimeout };
-                return Err(CloseReason::Protocol(timeout));
-            }
-            ConnectionRole::Io(ref queue) if queue.lease.association().keep_alive_deadline_ns() <= now_ns => {
-                return Err(CloseReason::Protocol(TcpError::KeepAliveExpired));
-            }
-            _ => {}
-        }
-        Ok(())
+        let expired = self.state.fabrics.on_deadline(&mut protocol.core, now_ns);
+        expired.map_err(|timeout| {
+            CloseReason::Protocol(match timeout {
+                FabricsTimeout::Handshake if self.awaits_tls() => TcpError::TlsTimeout,
+                timeout => TcpError::Timeout(timeout),
+            })
+        })
     }
 
-    /// The subsystem.
     fn object(&self) -> Option<u64> {
-        let association = match &self.state.role {
-            ConnectionRole::Admin(controller) => controller.association(),
-            ConnectionRole::Io(queue) => queue.lease.association(),
-            _ => return None,
-        };
-        let mut hasher = DefaultHasher::new();
-        association.subnqn().hash(&mut hasher);
-        Some(hasher.finish())
+        self.state.fabrics.object()
     }
 
     fn tenant(&self) -> Option<String> {
-        let association = match &self.state.role {
-            ConnectionRole::Admin(controller) => controller.association(),
-            ConnectionRole::Io(queue) => queue.lease.association(),
-            _ => return None,
-        };
-        Some(association.hostnqn().to_string())
+        self.state.fabrics.tenant()
     }
 
     fn transfers(&self, report: &mut TransferReport) {
@@ -274,8 +203,8 @@ impl ProtocolConnection<TcpProtocol> for NvmfConnection {
             true => Some(location.received_bytes as usize),
             false => (Some(slot) == in_capsule).then_some(0),
         };
-        state.queue.transfers(arrived, report);
-        if let Some(position) = state.link.sender.position() {
+        state.fabrics.queue.transfers(arrived, report);
+        if let Some(position) = state.fabrics.link.sender.position() {
             // It changes with each part that is sent: another transfer, or one that has moved.
             let parts =
                 position.unsent_segments << 32 | position.unsent_header_bytes << 8 | position.owned_sends;
@@ -284,12 +213,12 @@ impl ProtocolConnection<TcpProtocol> for NvmfConnection {
     }
 
     fn memory(&mut self) -> Option<&mut MemoryShare> {
-        Some(self.state.queue.memory())
+        Some(self.state.fabrics.queue.memory())
     }
 
     /// The commands whose data is missing fail with Transient Transport Error.
     fn abandon_transfers(&mut self) {
-        let ConnectionState { queue, link, .. } = &mut self.state;
+        let FabricsQueue { queue, link, .. } = &mut self.state.fabrics;
         queue.abort_pending(Status::TRANSIENT_TRANSPORT_ERROR, link);
     }
 
@@ -320,42 +249,29 @@ impl ProtocolConnection<TcpProtocol> for NvmfConnection {
 
     #[inline]
     fn take_notice(&mut self) -> Notice {
-        std::mem::take(&mut self.state.notice)
+        std::mem::take(&mut self.state.fabrics.notice)
     }
 
-    /// A controller ends with its admin queue, and its I/O queues end with the controller. An I/O queue keeps
-    /// its identifier until outstanding device requests complete.
     fn on_close(&mut self) -> bool {
-        if let ConnectionRole::Io(queue) = &self.state.role {
-            queue.totals.closed(self.state.completed_here());
-        }
-        let was_admin = matches!(self.state.role, ConnectionRole::Admin(_));
-        if was_admin {
-            self.state.role = ConnectionRole::Closed;
-        }
-        was_admin
+        self.state.fabrics.on_close()
     }
 }
 
 impl ReservedConnection for NvmfConnection {
     fn io_association(&self) -> Option<Arc<ControllerAssociation>> {
-        match &self.state.role {
-            ConnectionRole::Io(queue) => Some(queue.lease.association().clone()),
-            _ => None,
-        }
+        self.state.fabrics.io_association()
     }
 
     fn drain_guards(&mut self) -> &mut DrainGuards {
-        &mut self.state.drain_guards
+        &mut self.state.fabrics.drain_guards
     }
 
     fn on_reservation_change(&mut self, now_ns: u64) {
-        self.state.queue.complete_reservations(&mut self.state.link);
-        self.state.controller_event(ControllerEvent::ReservationChanged, now_ns);
+        self.state.fabrics.on_reservation_change(now_ns);
     }
 
     fn begin_drain(&mut self) {
-        self.state.begin_drain();
+        self.state.fabrics.begin_drain();
     }
 }
 
@@ -366,25 +282,14 @@ impl NvmfConnection {
         flow: u16,
         handshake_deadline_ns: u64,
     ) -> NvmfConnection {
+        let role = ConnectionRole::AwaitingIcReq;
         let state = ConnectionState {
-            role: ConnectionRole::AwaitingIcReq,
-            // Before Connect completes, one command at a time.
-            queue: IoQueue::new(1, MemoryShare::unlimited(), Rc::default()),
-            link: TcpLink::new(),
+            fabrics: FabricsQueue::new(role, TcpLink::new(), port, peer, flow, handshake_deadline_ns),
             receive_framing: Framing::PLAIN,
             incoming_pdu: IncomingPdu::None,
-            flow,
-            port,
-            peer,
-            secure: None,
-            authentication: None,
-            handshake_deadline_ns,
-            drain_guards: DrainGuards::default(),
-            draining: false,
             moving: false,
             terminated: false,
             turn_is_over: false,
-            notice: Notice::default(),
         };
         NvmfConnection { receiver: PduReceiver::default(), state, tls: None }
     }
@@ -416,7 +321,7 @@ impl NvmfConnection {
         let mut pdu = [0; TERM_MAX];
         let term = TermReq { kind: PduType::C2hTermReq, fatal };
         let length = term.encode(self.receiver.failed_header(), &mut pdu);
-        self.state.link.sender.push_bytes(&pdu[..length]);
+        self.state.fabrics.link.sender.push_bytes(&pdu[..length]);
     }
 }
 
@@ -425,40 +330,6 @@ impl ConnectionState {
     /// for it.
     #[inline]
     pub(crate) fn is_quiesced(&self) -> bool {
-        self.draining || !self.drain_guards.is_empty() || self.defers_capsules()
-    }
-
-    /// Starts to drain: accepts no more commands, and closes when those in flight have completed or after
-    /// [`DRAIN_TIMEOUT_NS`](crate::transport::DRAIN_TIMEOUT_NS).
-    pub(crate) fn begin_drain(&mut self) {
-        self.draining = true;
-    }
-
-    /// Drains an I/O queue whose controller is gone; returns whether it is.
-    pub(crate) fn drain_if_orphaned(&mut self) -> bool {
-        let is_orphaned = matches!(&self.role, ConnectionRole::Io(queue) if !queue.lease.is_valid());
-        if is_orphaned {
-            self.begin_drain();
-        }
-        is_orphaned
-    }
-
-    /// Commands of the queue that have completed since it is on this core.
-    pub(crate) fn completed_here(&self) -> u64 {
-        let before = match &self.role {
-            ConnectionRole::Io(queue) => queue.completed_before,
-            _ => 0,
-        };
-        self.completed_commands() - before
-    }
-
-    /// Commands of the queue that have completed.
-    pub(crate) fn completed_commands(&self) -> u64 {
-        self.link.stats.commands.saturating_sub(self.queue.in_flight() as u64)
-    }
-
-    /// Answers an admin or Connect command without data.
-    pub(crate) fn answer(&mut self, slot: Slot, status: Status, result: u64) {
-        self.queue.answer(slot, status, result, &mut self.link);
+        self.fabrics.draining || !self.fabrics.drain_guards.is_empty() || self.defers_capsules()
     }
 }

@@ -8,6 +8,7 @@ use std::io::IoSliceMut;
 use block_io::Status;
 use nvme_controller::IoQueue;
 use nvme_controller::io_queue::CommandToken;
+use nvme_controller::sgl;
 use nvme_tcp::{DataParts, DataPlacement, PduConsumer};
 use slots::Slot;
 use target_shell::{TURN_COMMAND_BYTES, turn_cost};
@@ -20,7 +21,9 @@ use wire_nvme::tcp::{
 use super::connection::{ConnectionState, IncomingPdu};
 use super::link::{TcpLocation, TcpTransport};
 use super::protocol::TcpContext;
-use super::queue::ConnectionRole;
+use crate::fabrics::{
+    BEFORE_CONNECT_BYTES_MAX, ConnectionRole, FabricsLink, FabricsQueue, is_authentication,
+};
 
 /// A connection while received data is processed, with the resources that its poll group lends it.
 pub(crate) struct PduHandler<'a, 'b> {
@@ -29,9 +32,6 @@ pub(crate) struct PduHandler<'a, 'b> {
     /// Slots for commands that stay free in this turn.
     pub(crate) reserved_slots: usize,
 }
-
-/// Connect has 1024 bytes of data; before Connect no larger capsule is accepted.
-pub(crate) const BEFORE_CONNECT_BYTES_MAX: u32 = wire_nvme::fabrics::CONNECT_DATA_SIZE as u32;
 
 /// Maximum bytes of queued responses and R2Ts; above it, no command is accepted until the host has read
 /// some. A full queue of 4096 entries needs 56 bytes each, so only hosts that do not read reach it.
@@ -50,7 +50,7 @@ impl PduConsumer for PduHandler<'_, '_> {
         if self.state.terminated {
             return Ok(DataPlacement::Discard);
         }
-        if matches!(self.state.role, ConnectionRole::AwaitingIcReq) {
+        if matches!(self.state.fabrics.role, ConnectionRole::AwaitingIcReq) {
             return match (kind, header.first_chunk::<IC_SIZE>()) {
                 (PduType::IcReq, Some(header)) => self.initialize(header),
                 _ => Err(FatalError::from_status(FatalStatus::SequenceError)),
@@ -75,12 +75,12 @@ impl PduConsumer for PduHandler<'_, '_> {
     #[inline]
     fn data_buffer(&mut self, offset: usize, length: usize) -> &mut [u8] {
         let Some((slot, start)) = self.receiving_at(offset) else { return &mut [] };
-        self.state.queue.data_mut(slot).map(|data| data.part_mut(start, length)).unwrap_or_default()
+        self.state.fabrics.queue.data_mut(slot).map(|data| data.part_mut(start, length)).unwrap_or_default()
     }
 
     fn data_buffers<'c>(&'c mut self, offset: usize, length: usize, parts: &mut DataParts<'c>) {
         let Some((slot, start)) = self.receiving_at(offset) else { return };
-        let Some(data) = self.state.queue.data_mut(slot) else { return };
+        let Some(data) = self.state.fabrics.queue.data_mut(slot) else { return };
         let slices = data.parts_mut(start, length).take(parts.remaining_capacity());
         parts.extend(slices.map(IoSliceMut::new));
     }
@@ -103,7 +103,7 @@ impl<'a, 'b> PduHandler<'a, 'b> {
     #[inline]
     pub(crate) fn new(state: &'a mut ConnectionState, context: &'a mut TcpContext<'b>) -> PduHandler<'a, 'b> {
         state.turn_is_over = false;
-        let reserved_slots = state.queue.free_slots().saturating_sub(context.turn_commands());
+        let reserved_slots = state.fabrics.queue.free_slots().saturating_sub(context.turn_commands());
         PduHandler { state, context, reserved_slots }
     }
 }
@@ -123,7 +123,8 @@ impl<'b> PduHandler<'_, 'b> {
     /// The queue, and what it executes commands with. `capsule_bytes` is the length of in-capsule data.
     #[inline(always)]
     pub(crate) fn io(&mut self, capsule_bytes: u32) -> (&mut IoQueue<TcpLocation>, TcpTransport<'_, 'b>) {
-        let ConnectionState { queue, link, incoming_pdu, draining, flow, .. } = &mut *self.state;
+        let ConnectionState { fabrics, incoming_pdu, .. } = &mut *self.state;
+        let FabricsQueue { queue, link, draining, flow, .. } = fabrics;
         let context = &mut *self.context;
         (queue, TcpTransport { link, incoming_pdu, draining, context, flow: *flow, capsule_bytes })
     }
@@ -136,30 +137,32 @@ impl<'b> PduHandler<'_, 'b> {
             controller_data_alignment_bytes: 4,
             header_digest: request.header_digest && limits.header_digest,
             data_digest: request.data_digest && limits.data_digest,
-            h2c_data_max_bytes: limits.controller.transfer_max_bytes,
+            h2c_data_max_bytes: self.context.protocol.core.limits.controller.transfer_max_bytes,
         };
         let mut pdu = [0; IC_SIZE];
         response.encode(&mut pdu);
-        self.state.link.sender.push_bytes(&pdu);
+        self.state.fabrics.link.sender.push_bytes(&pdu);
         let framing = |data_alignment_bytes| Framing {
             header_digest: response.header_digest,
             data_digest: response.data_digest,
             data_alignment_bytes,
         };
-        self.state.link.framing = framing(request.host_data_alignment_bytes);
+        self.state.fabrics.link.framing = framing(request.host_data_alignment_bytes);
+        self.state.fabrics.link.c2h_success = limits.c2h_success;
         self.state.receive_framing = framing(response.controller_data_alignment_bytes);
-        self.state.role = ConnectionRole::AwaitingConnect;
-        self.state.handshake_deadline_ns = self.context.now_ns + limits.connect_timeout_ns;
+        self.state.fabrics.role = ConnectionRole::AwaitingConnect;
+        let connect_timeout_ns = self.context.protocol.core.limits.connect_timeout_ns;
+        self.state.fabrics.handshake_deadline_ns = self.context.now_ns + connect_timeout_ns;
         Ok(DataPlacement::Discard)
     }
 
     /// Processes the header of a command capsule.
     #[inline]
     fn capsule(&mut self, sqe: Sqe, layout: &PduLayout) -> Result<DataPlacement, FatalError> {
-        if self.state.queue.free_slots() <= self.reserved_slots {
+        if self.state.fabrics.queue.free_slots() <= self.reserved_slots {
             return self.without_slot();
         }
-        if self.state.link.sender.header_bytes() > SEND_QUEUE_BYTES_MAX || self.state.is_quiesced() {
+        if self.state.fabrics.link.sender.header_bytes() > SEND_QUEUE_BYTES_MAX || self.state.is_quiesced() {
             return Ok(DataPlacement::Wait);
         }
         if layout.data_length > self.capsule_bytes_max() {
@@ -168,18 +171,18 @@ impl<'b> PduHandler<'_, 'b> {
         if u64::from(sqe.data.length()) > TURN_COMMAND_BYTES {
             self.count_data(sqe.data.length());
         }
-        if self.state.authentication.is_some()
-            && !self.state.is_authenticated()
-            && !self.state.queue.is_idle()
+        if self.state.fabrics.authentication.is_some()
+            && !self.state.fabrics.is_authenticated()
+            && !self.state.fabrics.queue.is_idle()
         {
             return Ok(DataPlacement::Wait);
         }
-        self.state.link.consume_sq_entry();
-        let is_taken =
-            self.state.authentication.is_some() && self.before_authenticated(&sqe, layout.data_length);
-        match &self.state.role {
-            _ if is_taken => {}
-            ConnectionRole::Io(_) => {
+        self.state.fabrics.link.responses.consume_sq_entry();
+        let authenticates = self.state.fabrics.authentication.is_some();
+        let is_rejected = authenticates && self.state.fabrics.rejects_unauthenticated(&sqe);
+        match &self.state.fabrics.role {
+            _ if is_rejected => {}
+            ConnectionRole::Io(_) if !(authenticates && is_authentication(&sqe)) => {
                 let (queue, mut transport) = self.io(layout.data_length);
                 queue.command(CommandToken::new(sqe.cid), &sqe, &mut transport);
             }
@@ -201,11 +204,11 @@ impl<'b> PduHandler<'_, 'b> {
     /// There is no slot for a command, or none in this turn.
     #[cold]
     fn without_slot(&mut self) -> Result<DataPlacement, FatalError> {
-        if self.state.queue.free_slots() > 0 {
+        if self.state.fabrics.queue.free_slots() > 0 {
             self.state.turn_is_over = true;
             return Ok(DataPlacement::Wait);
         }
-        if self.state.link.sender.owned_sends() > 0 {
+        if self.state.fabrics.link.sender.owned_sends() > 0 {
             // The host has received data whose slot the kernel's notification frees, whatever follows in the
             // stream.
             return Ok(DataPlacement::Wait);
@@ -216,27 +219,40 @@ impl<'b> PduHandler<'_, 'b> {
         Err(FatalError::from_status(FatalStatus::SequenceError))
     }
 
+    /// Accepts an admin or Fabrics command, which is executed when all its data has been received.
+    fn admin_or_fabrics(&mut self, sqe: &Sqe, capsule_bytes: u32) {
+        let token = CommandToken::new(sqe.cid);
+        let bytes = match self.state.fabrics.admin_bytes(sqe, |sqe| sgl::to_host(sqe.data)) {
+            Ok(bytes) => bytes,
+            Err(status) => return self.state.fabrics.link.respond(token.answered(), status, 0),
+        };
+        let (queue, mut transport) = self.io(capsule_bytes);
+        let ready = queue.admin_command(token, sqe, bytes, &mut transport);
+        self.state.fabrics.execute(ready, self.context);
+    }
+
     /// Maximum bytes of in-capsule data in the current role.
     fn capsule_bytes_max(&self) -> u32 {
-        match self.state.role {
+        match self.state.fabrics.role {
             ConnectionRole::AwaitingConnect => BEFORE_CONNECT_BYTES_MAX,
             // Hosts may assume 8192 for the admin queue (TCP 1.0, section 3.3.2.2).
             ConnectionRole::Admin(_) => 8192,
-            _ if self.state.authentication.is_some() => self
+            _ if self.state.fabrics.authentication.is_some() => self
                 .context
                 .protocol
+                .core
                 .limits
                 .controller
                 .in_capsule_bytes
                 .max(wire_nvme::auth::AUTH_MESSAGE_MAX as u32),
-            _ => self.context.protocol.limits.controller.in_capsule_bytes.max(BEFORE_CONNECT_BYTES_MAX),
+            _ => self.context.protocol.core.limits.controller.in_capsule_bytes.max(BEFORE_CONNECT_BYTES_MAX),
         }
     }
 
     /// H2CData in response to an R2T (TCP 1.0, section 3.3.2.2).
     fn h2c_data(&mut self, pdu: &H2cData, layout: &PduLayout) -> Result<DataPlacement, FatalError> {
-        let limits = &self.context.protocol.limits.controller;
-        let Some((slot, cid, location)) = self.state.queue.receiving(pdu.ttag.into()) else {
+        let limits = &self.context.protocol.core.limits.controller;
+        let Some((slot, cid, location)) = self.state.fabrics.queue.receiving(pdu.ttag.into()) else {
             return Err(FatalError::field(10));
         };
         if cid != pdu.cccid {
@@ -264,7 +280,7 @@ impl<'b> PduHandler<'_, 'b> {
 
     /// H2CData has been received up to byte `end` of the command's data.
     fn h2c_data_received(&mut self, slot: Slot, end: u32, digest_ok: bool) {
-        let Some((_, _, location)) = self.state.queue.receiving(slot.index()) else { return };
+        let Some((_, _, location)) = self.state.fabrics.queue.receiving(slot.index()) else { return };
         location.received_bytes = end;
         location.data_digest_error |= !digest_ok;
         if !location.waits_for_host() {
@@ -282,7 +298,7 @@ impl<'b> PduHandler<'_, 'b> {
         let (queue, mut transport) = self.io(0);
         let ready = queue.data_received(slot, received, &mut transport);
         if ready.is_some() {
-            self.execute(ready);
+            self.state.fabrics.execute(ready, self.context);
         }
     }
 }

@@ -2,8 +2,9 @@
 
 use target_shell::{ConnectionLimits, GroupLimits};
 
+use crate::fabrics::FabricsLimits;
 use crate::failure::NvmfTargetError;
-use crate::transport::DRAIN_TIMEOUT_NS;
+use crate::queue_report::DRAIN_TIMEOUT_NS;
 
 /// Most connections of a target: the range of a core's slots.
 const CONNECTIONS_MAX: u32 = 16_384;
@@ -96,15 +97,12 @@ impl Default for TcpTransportConfig {
 /// The validated options, in the units that poll groups use.
 #[derive(Clone, Debug)]
 pub(crate) struct TcpLimits {
-    pub(crate) controller: nvme_controller::ControllerLimits,
+    pub(crate) fabrics: FabricsLimits,
     pub(crate) c2h_success: bool,
     pub(crate) header_digest: bool,
     pub(crate) data_digest: bool,
     pub(crate) connections: GroupLimits,
-    pub(crate) connection_bytes_max: usize,
-    pub(crate) host_bytes_max: Option<usize>,
     pub(crate) ic_timeout_ns: u64,
-    pub(crate) connect_timeout_ns: u64,
 }
 
 impl TcpTransportConfig {
@@ -156,7 +154,12 @@ impl TcpTransportConfig {
             ..nvme_controller::ControllerLimits::default()
         };
         Ok(TcpLimits {
-            controller,
+            fabrics: FabricsLimits {
+                controller,
+                connection_bytes_max: self.connection_bytes_max as usize,
+                host_bytes_max: self.host_bytes_max.map(|bytes| bytes as usize),
+                connect_timeout_ns: u64::from(self.connect_timeout_ms) * 1_000_000,
+            },
             c2h_success: self.c2h_success,
             header_digest: self.header_digest,
             data_digest: self.data_digest,
@@ -172,10 +175,7 @@ impl TcpTransportConfig {
                 transfer_timeout_ns: u64::from(self.transfer_timeout_ms) * 1_000_000,
                 registry: None,
             },
-            connection_bytes_max: self.connection_bytes_max as usize,
-            host_bytes_max: self.host_bytes_max.map(|bytes| bytes as usize),
             ic_timeout_ns: u64::from(self.ic_timeout_ms) * 1_000_000,
-            connect_timeout_ns: u64::from(self.connect_timeout_ms) * 1_000_000,
         })
     }
 }

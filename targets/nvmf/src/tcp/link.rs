@@ -1,10 +1,7 @@
 //! What NVMe/TCP does for a queue: response capsules, C2HData, R2T, and where received data goes.
 
-use std::sync::Arc;
-
 use block_io::{Request, Status};
 use dma::Data;
-use nvme_controller::ControllerAssociation;
 use nvme_controller::io_queue::{
     CommandData, CommandToken, HostData, HostLink, HostTransfer, IoQueue, IoTransport, SharedPart,
     Transferred,
@@ -13,12 +10,13 @@ use nvme_controller::sgl::{self, DataSource};
 use nvme_tcp::{PduSender, SegmentSource};
 use slots::Slot;
 use sockets::SendPart;
+use wire_nvme::Sqe;
 use wire_nvme::digest::{Crc32c, crc32c};
 use wire_nvme::tcp::{C2hData, CapsuleResp, Framing, R2t, SHORT_SIZE};
-use wire_nvme::{Cqe, Sqe};
 
 use super::connection::IncomingPdu;
 use super::protocol::TcpContext;
+use crate::fabrics::{FabricsLink, Responses};
 
 /// Where the host has a command's data: in the capsule, or to be requested by R2T.
 #[derive(Debug, Default)]
@@ -39,32 +37,17 @@ impl TcpLocation {
     }
 }
 
-/// Statistics of a connection.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct QueueCounters {
-    pub(crate) commands: u64,
-    pub(crate) errors: u64,
-    /// Of data, apart from data in capsules.
-    pub(crate) bytes: u64,
-}
-
-/// The way to the host: the PDUs to send, and the submission queue head that they report.
+/// The way to the host: the PDUs to send.
 #[derive(Debug)]
 pub(crate) struct TcpLink {
     pub(crate) sender: PduSender,
     /// Digests and alignment of PDUs that are sent.
     pub(crate) framing: Framing,
-    /// Submission queue entries, and the submission queue head that is reported in SQHD.
-    pub(crate) sq_entries: u32,
-    pub(crate) sq_head: u16,
-    /// The host disabled SQ flow control in Connect: SQHD is not reported.
-    pub(crate) sq_flow_control_disabled: bool,
     /// A C2HData PDU with the SUCCESS flag replaces the response capsule of a successful read.
     pub(crate) c2h_success: bool,
-    /// The controller of an I/O queue, whose host may honour retry delays. The admin queue's sets them
-    /// itself.
-    pub(crate) association: Option<Arc<ControllerAssociation>>,
-    pub(crate) stats: QueueCounters,
+    pub(crate) responses: Responses,
+    /// Bytes of data, apart from data in capsules.
+    pub(crate) data_bytes: u64,
 }
 
 impl TcpLink {
@@ -75,42 +58,9 @@ impl TcpLink {
         TcpLink {
             sender,
             framing: Framing::PLAIN,
-            sq_entries: 1,
-            sq_head: 0,
-            sq_flow_control_disabled: false,
             c2h_success: false,
-            association: None,
-            stats: QueueCounters::default(),
-        }
-    }
-
-    /// Advances the submission queue head (SQHD). Called once for each command.
-    #[inline]
-    pub(crate) fn consume_sq_entry(&mut self) {
-        self.stats.commands += 1;
-        let next = u32::from(self.sq_head) + 1;
-        self.sq_head = if next == self.sq_entries { 0 } else { next as u16 };
-    }
-
-    /// Queues a response capsule.
-    #[inline]
-    pub(crate) fn respond(&mut self, cid: u16, status: Status, result: u64) {
-        let status = if status.is_success() { status } else { self.failed(status) };
-        let mut header = [0; SHORT_SIZE];
-        // Without SQ flow control SQHD is reserved and set to all ones (Base 2.0, section 6.3: CATTR).
-        let sqhd = if self.sq_flow_control_disabled { 0xffff } else { self.sq_head };
-        let cqe = Cqe { sqhd, ..Cqe::new(cid, status).with_result(result) };
-        let layout = CapsuleResp { cqe }.encode(&self.framing, &mut header);
-        self.sender.push_header(&header, &layout);
-    }
-
-    /// The status of a command that failed, as the host gets it.
-    #[cold]
-    fn failed(&mut self, status: Status) -> Status {
-        self.stats.errors += 1;
-        match &self.association {
-            Some(association) => association.with_retry_delay(status),
-            None => status,
+            responses: Responses::default(),
+            data_bytes: 0,
         }
     }
 
@@ -120,7 +70,7 @@ impl TcpLink {
         let pdu = R2t { cccid: cid, ttag: slot.index() as u16, offset: 0, length };
         let layout = pdu.encode(&self.framing, &mut header);
         self.sender.push_header(&header, &layout);
-        self.stats.bytes += u64::from(length);
+        self.data_bytes += u64::from(length);
     }
 
     /// Queues data that lies in several slices.
@@ -139,6 +89,25 @@ impl TcpLink {
         if with_digest {
             self.sender.push_bytes(&digest.value().to_le_bytes());
         }
+    }
+}
+
+impl FabricsLink for TcpLink {
+    #[inline]
+    fn responses(&mut self) -> &mut Responses {
+        &mut self.responses
+    }
+
+    #[inline]
+    fn respond(&mut self, cid: u16, status: Status, result: u64) {
+        let mut header = [0; SHORT_SIZE];
+        let layout =
+            CapsuleResp { cqe: self.responses.cqe(cid, status, result) }.encode(&self.framing, &mut header);
+        self.sender.push_header(&header, &layout);
+    }
+
+    fn connected(&mut self) {
+        self.c2h_success &= self.responses.sq_flow_control_disabled;
     }
 }
 
@@ -167,7 +136,7 @@ impl HostLink for TcpLink {
         let pdu = C2hData { cccid: cid, offset: 0, length: length as u32, last: true, success };
         let layout = pdu.encode(&self.framing, &mut header);
         self.sender.push_header(&header, &layout);
-        self.stats.bytes += length as u64;
+        self.data_bytes += length as u64;
         match data.contiguous() {
             Some(bytes) => {
                 self.sender.push_data(slot.index(), 0, length as u32, true);
@@ -287,7 +256,7 @@ impl IoTransport for TcpTransport<'_, '_> {
     fn take_data(&mut self, bytes: usize) -> Option<Data> {
         let data = self.context.pool.take_data(bytes);
         if data.is_none() {
-            self.context.protocol.totals.waited_for_buffer();
+            self.context.protocol.core.totals.waited_for_buffer();
         }
         data
     }

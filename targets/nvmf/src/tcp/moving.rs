@@ -15,11 +15,10 @@ use target_shell::{NEVER_NS, Notice, Reattach, TURN_COMMAND_BYTES};
 use tls::TlsLayer;
 use wire_nvme::tcp::Framing;
 
-use super::authentication::QueueAuthentication;
 use super::connection::{ConnectionState, IncomingPdu, NvmfConnection};
 use super::link::{TcpLink, TcpLocation};
 use super::protocol::{TcpContext, TcpProtocol};
-use super::queue::{ConnectionRole, TargetIoQueue};
+use crate::fabrics::{ConnectionRole, FabricsQueue, QueueAuthentication, TargetIoQueue};
 
 /// An I/O queue between two cores.
 struct MovedQueue {
@@ -43,36 +42,37 @@ impl ConnectionState {
     /// Whether a capsule waits until the queue has moved.
     #[inline]
     pub(super) fn defers_capsules(&self) -> bool {
-        self.moving && !self.queue.awaits_host(TcpLocation::waits_for_host)
+        self.moving && !self.fabrics.queue.awaits_host(TcpLocation::waits_for_host)
     }
 
     /// The cost of its commands, if it is an I/O queue whose host has logged in and does nothing else.
     pub(super) fn movable_work(&self) -> Option<u64> {
-        let ConnectionRole::Io(queue) = &self.role else { return None };
-        let is_settled = self.is_authenticated() && self.handshake_deadline_ns == NEVER_NS;
-        let is_open = !self.draining && !self.terminated && queue.lease.is_valid();
-        let work = self.link.stats.commands.wrapping_add(self.link.stats.bytes / TURN_COMMAND_BYTES);
+        let ConnectionRole::Io(queue) = &self.fabrics.role else { return None };
+        let is_settled = self.fabrics.is_authenticated() && self.fabrics.handshake_deadline_ns == NEVER_NS;
+        let is_open = !self.fabrics.draining && !self.terminated && queue.lease.is_valid();
+        let link = &self.fabrics.link;
+        let work = link.responses.commands.wrapping_add(link.data_bytes / TURN_COMMAND_BYTES);
         (is_settled && is_open).then_some(work)
     }
 
     pub(super) fn begin_move(&mut self) {
         self.moving = true;
-        self.queue.pause();
+        self.fabrics.queue.pause();
     }
 
     pub(super) fn cancel_move(&mut self) {
         self.moving = false;
-        self.queue.unpause();
+        self.fabrics.queue.unpause();
     }
 
     pub(super) fn is_movable(&self) -> bool {
         self.moving
             && self.movable_work().is_some()
-            && self.drain_guards.is_empty()
-            && self.notice == Notice::default()
+            && self.fabrics.drain_guards.is_empty()
+            && self.fabrics.notice == Notice::default()
             && matches!(self.incoming_pdu, IncomingPdu::None)
-            && self.link.sender.is_empty()
-            && self.queue.is_detachable()
+            && self.fabrics.link.sender.is_empty()
+            && self.fabrics.queue.is_detachable()
     }
 }
 
@@ -80,9 +80,9 @@ impl NvmfConnection {
     /// Takes a queue that is movable apart.
     pub(super) fn take_apart(self) -> Option<Reattach<TcpProtocol>> {
         let NvmfConnection { receiver, state, tls } = self;
-        let completed = state.completed_commands();
-        let ConnectionState { role, queue, link, receive_framing, flow, port, peer, .. } = state;
-        let ConnectionState { secure, authentication, .. } = state;
+        let ConnectionState { mut fabrics, receive_framing, .. } = state;
+        let completed = fabrics.completed_commands();
+        let FabricsQueue { role, queue, link, flow, port, peer, secure, authentication, .. } = fabrics;
         let ConnectionRole::Io(TargetIoQueue { lease, subsystem, totals, completed_before }) = role else {
             return None;
         };
@@ -109,32 +109,27 @@ impl NvmfConnection {
 impl MovedQueue {
     /// The queue with the resources of another core, and as its configuration has it.
     fn put_together(self, context: &mut TcpContext<'_>) -> NvmfConnection {
-        let limits = &context.protocol.limits;
-        let memory = context.memory_share_of(
-            self.lease.association().hostnqn().as_str().as_bytes(),
-            limits.host_bytes_max,
-            limits.connection_bytes_max,
-        );
+        let memory = FabricsQueue::<TcpLink>::memory_share(self.lease.association(), context);
         let role = ConnectionRole::Io(TargetIoQueue {
             lease: self.lease,
             subsystem: self.subsystem,
-            totals: context.protocol.totals.clone(),
+            totals: context.protocol.core.totals.clone(),
             completed_before: self.completed,
         });
         let mut connection = NvmfConnection::new(self.port, self.peer, self.flow, NEVER_NS);
         connection.receiver = self.receiver;
         connection.tls = self.tls;
-        let state = &mut connection.state;
-        state.role = role;
-        state.queue = IoQueue::attach(self.queue, memory);
-        state.link = self.link;
-        state.receive_framing = self.receive_framing;
-        state.secure = self.secure;
-        state.authentication = self.authentication;
-        state.apply_keys(context.config);
-        context.protocol.apply_to_queue(state, context.config);
+        connection.state.receive_framing = self.receive_framing;
+        let fabrics = &mut connection.state.fabrics;
+        fabrics.role = role;
+        fabrics.queue = IoQueue::attach(self.queue, memory);
+        fabrics.link = self.link;
+        fabrics.secure = self.secure;
+        fabrics.authentication = self.authentication;
+        fabrics.apply_keys(context.config);
+        fabrics.apply_to_queue(&context.protocol.core, context.config);
         // Its controller may have closed its queues when it was on no core.
-        state.drain_if_orphaned();
+        fabrics.drain_if_orphaned();
         connection
     }
 }

@@ -59,7 +59,7 @@ impl NvmfConnection {
                 HandshakeStatus::Closed => return Err(CloseReason::Protocol(TcpError::TlsClosed)),
                 HandshakeStatus::Failed(kind) => {
                     let Some(failure) = tls.failure() else { return Err(CloseReason::Network(kind)) };
-                    log_failure(state.peer, failure, tls.offered_identity());
+                    log_failure(state.fabrics.peer, failure, tls.offered_identity());
                     return Err(CloseReason::Protocol(TcpError::Tls(failure)));
                 }
             }
@@ -67,14 +67,14 @@ impl NvmfConnection {
             let derivation = context.config.tls_psk(identity).map(|psk| psk.derivation);
             log::info!(
                 target: "nvmf",
-                "TLS with {} is established: {identity}{}", state.peer,
+                "TLS with {} is established: {identity}{}", state.fabrics.peer,
                 match derivation {
                     Some(TlsDerivation::Libnvme) => " (derived as libnvme did until July 2025)",
                     _ => "",
                 },
             );
-            state.secure = SecureChannel::of_identity(identity).map(Box::new);
-            state.handshake_deadline_ns =
+            state.fabrics.secure = SecureChannel::of_identity(identity).map(Box::new);
+            state.fabrics.handshake_deadline_ns =
                 context.now_ns.saturating_add(context.protocol.limits.ic_timeout_ns);
         }
         let pumped =
@@ -98,7 +98,7 @@ impl NvmfConnection {
         let NvmfConnection { state, tls, .. } = self;
         let Some(tls) = tls.as_mut().filter(|tls| tls.is_established()) else { return Ok(()) };
         let mut plain = tls.stream(stream);
-        let sent = state.link.sender.flush(&mut plain, &mut SendingData(&mut state.queue));
+        let sent = state.fabrics.link.sender.flush(&mut plain, &mut SendingData(&mut state.fabrics.queue));
         match (sent, plain.flush()) {
             (nvme_tcp::FlushStatus::Failed(kind), _) | (_, FlushStatus::Failed(kind)) => {
                 Err(CloseReason::Network(kind))

@@ -152,6 +152,11 @@ impl<S: ByteStream> ByteStream for LimitedStream<S> {
     }
 
     #[inline]
+    fn queue_pair(&mut self) -> Option<&mut dyn sockets::QueuePair> {
+        self.stream.queue_pair()
+    }
+
+    #[inline]
     fn flush(&mut self) -> FlushStatus {
         self.stream.flush()
     }

@@ -176,6 +176,10 @@ impl DiscoveryEntry {
         into[at::TRADDR..at::TRADDR + 256].fill(b' ');
         put(into, at::TRADDR, traddr.as_bytes());
         into[at::TSAS] = self.tcp_security;
+        if *trtype == TransportType::Rdma {
+            // A reliable connection, of any provider, made by RDMA_CM (RDMA Transport 1.0, section 3.5).
+            into[at::TSAS..at::TSAS + 3].copy_from_slice(&[1, 1, 1]);
+        }
     }
 }
 

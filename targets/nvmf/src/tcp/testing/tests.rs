@@ -561,7 +561,7 @@ fn a_draining_queue_closes_after_the_timeout_when_a_host_withholds_h2c_data() {
             world.poll();
         }
         assert_eq!(world.group.connections().len(), 2, "the data may still arrive");
-        world.now_ns += crate::transport::DRAIN_TIMEOUT_NS;
+        world.now_ns += crate::queue_report::DRAIN_TIMEOUT_NS;
         for _ in 0..3 {
             world.poll();
         }
@@ -587,7 +587,7 @@ fn fuzzed_hosts_leave_no_state_behind_when_subsystems_come_and_go() {
 
 /// Commands that one core's connections have begun.
 fn begun(world: &SimulatedTarget) -> u64 {
-    world.group.connections().open().map(|connection| connection.state.link.stats.commands).sum()
+    world.group.connections().open().map(|connection| connection.state.fabrics.link.responses.commands).sum()
 }
 
 /// Connections with bursts of commands.

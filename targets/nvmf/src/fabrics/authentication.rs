@@ -1,20 +1,16 @@
-//! In-band authentication of hosts over NVMe/TCP: on every queue, before any other command.
+//! In-band authentication of hosts over fabrics: on every queue, before any other command.
 
 use block_io::Status;
 use nvme_auth::{AuthParties, AuthStatus, ControllerAuth, Received, SystemNonces, explain};
 use nvme_controller::ConnectOk;
 use nvme_controller::io_queue::{AdminCommand, CommandToken};
-use nvme_controller::sgl;
 use wire_nvme::Sqe;
 use wire_nvme::auth::{AUTH_MESSAGE_MAX, AuthCommand};
 use wire_nvme::fabrics::fabrics_type;
 use wire_nvme::opcode::{FABRICS, FabricsType};
 use wire_nvme::sqe::{Fuse, Psdt};
 
-use super::connection::ConnectionState;
-use super::handler::PduHandler;
-use super::protocol::TcpProtocol;
-use super::queue::ConnectionRole;
+use super::{ConnectionRole, FabricsCore, FabricsLink, FabricsQueue};
 use crate::snapshot::ConfigSnapshot;
 
 /// Invalid Field in Command with Do Not Retry.
@@ -47,25 +43,25 @@ fn is_send(sqe: &Sqe) -> bool {
     fabrics_type(sqe) == Ok(FabricsType::AuthenticationSend)
 }
 
-impl PduHandler<'_, '_> {
-    /// Takes a command of a queue with authentication; returns whether it did. Only an authenticated host's other
-    /// commands are left to the queue.
+impl<L: FabricsLink> FabricsQueue<L> {
+    /// Whether a command of a queue with authentication is rejected, which is answered then: only an authenticated
+    /// host's commands are executed, and those of the authentication.
     #[cold]
-    pub(crate) fn before_authenticated(&mut self, sqe: &Sqe, capsule_bytes: u32) -> bool {
-        if is_authentication(sqe) {
-            self.admin_or_fabrics(sqe, capsule_bytes);
-            return true;
-        }
-        if self.state.is_authenticated() {
+    pub(crate) fn rejects_unauthenticated(&mut self, sqe: &Sqe) -> bool {
+        if is_authentication(sqe) || self.is_authenticated() {
             return false;
         }
         let status = Status::AUTHENTICATION_REQUIRED.do_not_retry();
-        self.state.link.respond(CommandToken::new(sqe.cid).answered(), status, 0);
+        self.link.respond(CommandToken::new(sqe.cid).answered(), status, 0);
         true
     }
 
     /// Bytes of host data of Authentication Send or Receive.
-    pub(crate) fn authentication_bytes(&self, sqe: &Sqe) -> Result<u32, Status> {
+    pub(super) fn authentication_bytes(
+        &self,
+        sqe: &Sqe,
+        to_host: impl Fn(&Sqe) -> Result<u32, Status>,
+    ) -> Result<u32, Status> {
         let command = AuthCommand::from_sqe(sqe);
         let is_valid = sqe.fuse() == Fuse::Normal && sqe.psdt() == Psdt::Sgl && command.is_of_nvme();
         if !is_valid || !(1..=AUTH_MESSAGE_MAX as u32).contains(&command.length_bytes) {
@@ -74,14 +70,12 @@ impl PduHandler<'_, '_> {
         if is_send(sqe) {
             return Ok(command.length_bytes);
         }
-        match sgl::to_host(sqe.data)? == command.length_bytes {
+        match to_host(sqe)? == command.length_bytes {
             true => Ok(0),
             false => Err(Status::DATA_SGL_LENGTH_INVALID.do_not_retry()),
         }
     }
-}
 
-impl ConnectionState {
     /// Whether commands other than those of the authentication are executed.
     pub(crate) fn is_authenticated(&self) -> bool {
         self.authentication.as_ref().is_none_or(|authentication| authentication.is_done)
@@ -93,24 +87,24 @@ impl ConnectionState {
         connected: &ConnectOk,
         config: &ConfigSnapshot,
         now_ns: u64,
-        protocol: &TcpProtocol,
+        core: &FabricsCore,
     ) {
         let association = connected.association();
         self.authentication = connected.keys().map(|keys| {
             let parties = AuthParties::new(association.hostnqn().as_str(), association.subnqn().as_str());
             let options = (*config.auth_options).clone();
             let exchange = ControllerAuth::new(keys.clone(), parties, options);
-            let timeout_ns = protocol.limits.connect_timeout_ns;
+            let timeout_ns = core.limits.connect_timeout_ns;
             Box::new(QueueAuthentication { exchange, is_done: false, waiting: None, timeout_ns })
         });
         match self.authentication {
-            Some(_) => self.handshake_deadline_ns = now_ns.saturating_add(protocol.limits.connect_timeout_ns),
+            Some(_) => self.handshake_deadline_ns = now_ns.saturating_add(core.limits.connect_timeout_ns),
             None => self.logged_in(),
         }
     }
 
     /// Executes Authentication Send or Receive, or has it wait for a poll that computes it.
-    pub(crate) fn authenticate(&mut self, command: AdminCommand, protocol: &mut TcpProtocol, now_ns: u64) {
+    pub(crate) fn authenticate(&mut self, command: AdminCommand, core: &mut FabricsCore, now_ns: u64) {
         let Some(authentication) = &mut self.authentication else { return };
         let AdminCommand { slot, sqe, data } = &command;
         let exchange = &mut authentication.exchange;
@@ -119,7 +113,7 @@ impl ConnectionState {
             return self.answer(*slot, status, 0);
         }
         if is_send(sqe) {
-            if exchange.computes(data) && !protocol.take_exponentiation(now_ns) {
+            if exchange.computes(data) && !core.take_exponentiation(now_ns) {
                 authentication.waiting = Some((command, self.handshake_deadline_ns));
                 // The next poll.
                 self.handshake_deadline_ns = now_ns + 1;
@@ -145,14 +139,14 @@ impl ConnectionState {
     }
 
     /// Executes a message that waited, if there is one and it is in time. Whether there was.
-    pub(crate) fn resume_authentication(&mut self, protocol: &mut TcpProtocol, now_ns: u64) -> bool {
+    pub(crate) fn resume_authentication(&mut self, core: &mut FabricsCore, now_ns: u64) -> bool {
         let waiting = self.authentication.as_mut().and_then(|one| one.waiting.take());
         let Some((command, deadline_ns)) = waiting else { return false };
         self.handshake_deadline_ns = deadline_ns;
         if deadline_ns <= now_ns {
             return false;
         }
-        self.authenticate(command, protocol, now_ns);
+        self.authenticate(command, core, now_ns);
         true
     }
 
