@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::task::{Poll, Waker};
 
 use block_io::Status;
-use nvme::{AdminData, AdminError, AdminOutput, Options, PcieUri, TcpUri, Uri};
+use nvme::{AdminData, AdminError, AdminOutput, Options, PcieUri, RdmaUri, TcpUri, Uri};
 use reactor::Core;
 use wire_nvme::Sqe;
 use wire_nvme::identify::IdentifyController;
@@ -38,10 +38,11 @@ const COMMANDS_MAX: usize = 64;
 pub struct TransportId(pub Uri);
 
 impl TransportId {
-    /// Transport type, as SPDK writes it: `TCP`, `PCIe` or `VFIOUSER`.
+    /// Transport type, as SPDK writes it: `TCP`, `RDMA`, `PCIe` or `VFIOUSER`.
     pub fn trtype(&self) -> &'static str {
         match &self.0 {
             Uri::Tcp(_) => "TCP",
+            Uri::Rdma(_) => "RDMA",
             Uri::Pcie(_) => "PCIe",
             Uri::VfioUser(_) => "VFIOUSER",
         }
@@ -51,6 +52,7 @@ impl TransportId {
     pub fn traddr(&self) -> String {
         match &self.0 {
             Uri::Tcp(uri) => uri.host.clone(),
+            Uri::Rdma(uri) => uri.host.clone(),
             Uri::Pcie(PcieUri { domain, bus, device, function, .. }) => {
                 format!("{domain:04x}:{bus:02x}:{device:02x}.{function:x}")
             }
@@ -61,7 +63,7 @@ impl TransportId {
     /// Address family and port (`adrfam`, `trsvcid`); `None` for local transports.
     pub fn service(&self) -> Option<(&'static str, String)> {
         match &self.0 {
-            Uri::Tcp(TcpUri { host, port, .. }) => {
+            Uri::Tcp(TcpUri { host, port, .. }) | Uri::Rdma(RdmaUri { host, port, .. }) => {
                 Some((if host.contains(':') { "IPv6" } else { "IPv4" }, port.to_string()))
             }
             _ => None,
@@ -76,10 +78,16 @@ impl TransportId {
         }
     }
 
+    /// Whether it is reached over a fabric.
+    pub fn is_fabrics(&self) -> bool {
+        self.subnqn().is_some()
+    }
+
     /// NQN of the subsystem; `None` for local transports.
     pub fn subnqn(&self) -> Option<&str> {
         match &self.0 {
             Uri::Tcp(uri) => Some(uri.subnqn.as_str()),
+            Uri::Rdma(uri) => Some(uri.subnqn.as_str()),
             _ => None,
         }
     }

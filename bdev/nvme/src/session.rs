@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-use nvme::{AdminError, AnyController, IoQueues, Uri};
+use nvme::{AdminError, AnyController, IoQueues};
 use reactor::Core;
 use sockets::CoreNetwork;
 use wire_nvme::aer::AsyncEvent;
@@ -41,9 +41,9 @@ pub(crate) fn start<N: CoreNetwork>(
     path: &Arc<ControllerPath>,
     group: &Arc<ControllerGroup>,
 ) -> bool {
-    let is_tcp = matches!(path.id().0, Uri::Tcp(_));
+    let is_fabrics = path.id().is_fabrics();
     let on_loss_timeout = match path.config.reconnect.loss_timeout_ns {
-        Some(0) if is_tcp => OnLossTimeout::Keep,
+        Some(0) if is_fabrics => OnLossTimeout::Keep,
         // A device that replaces a local one is another device, attached by hot plug.
         _ => OnLossTimeout::Remove,
     };

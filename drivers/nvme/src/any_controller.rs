@@ -11,6 +11,7 @@ use crate::controller::Controller;
 use crate::error::NvmeOpenError;
 use crate::memory_based::MemoryController;
 use crate::options::Options;
+use crate::rdma::RdmaAssociation;
 use crate::tcp::TcpAssociation;
 use crate::uri::Uri;
 
@@ -24,7 +25,7 @@ use crate::uri::Uri;
 pub struct AnyController(Box<dyn AttachedController>);
 
 impl AnyController {
-    /// Attaches the controller that `uri` names; its namespace is ignored. Over TCP it requests `io_queues` I/O queues;
+    /// Attaches the controller that `uri` names; its namespace is ignored. Over fabrics it requests `io_queues` I/O queues;
     /// a memory-based controller has as many as it grants.
     pub async fn attach(
         core: &Core,
@@ -46,6 +47,9 @@ impl AnyController {
             Uri::Tcp(uri) => {
                 let options = uri.options(options)?;
                 Box::new(TcpAssociation::<N>::open_over(core, uri, &options, io_queues).await?)
+            }
+            Uri::Rdma(uri) => {
+                Box::new(RdmaAssociation::open_over(core, uri, &uri.options(options), io_queues).await?)
             }
             Uri::Pcie(_) | Uri::VfioUser(_) => {
                 let controller = Controller::attach(core, uri, options).await?;

@@ -15,6 +15,7 @@ use crate::io_queue::IoQueue;
 use crate::namespace_info::NamespaceInfo;
 use crate::options::Options;
 use crate::qpair::QueuePair;
+use crate::rdma::RdmaConnection;
 use crate::stats::QueueStats;
 use crate::tcp::TcpConnection;
 use crate::uri::Uri;
@@ -39,18 +40,24 @@ impl Namespace {
     /// A controller over PCI Express or vfio-user is attached once per process: the first core to open one of its
     /// namespaces owns the controller, and must run for as long as any namespace is open.
     pub async fn open(core: &Core, uri: &Uri, options: &Options) -> Result<Namespace, NvmeOpenError> {
-        if let Uri::Tcp(uri) = uri {
-            let options = uri.options(options)?;
-            return Ok(Namespace::new(
-                FabricsNamespace::<TcpConnection>::open(core, uri, &options).await?,
-                core,
-            ));
+        match uri {
+            Uri::Tcp(uri) => {
+                let options = uri.options(options)?;
+                let queue = FabricsNamespace::<TcpConnection>::open(core, uri, &options).await?;
+                return Ok(Namespace::new(queue, core));
+            }
+            Uri::Rdma(uri) => {
+                let options = uri.options(options);
+                let queue = FabricsNamespace::<RdmaConnection>::open(core, uri, &options).await?;
+                return Ok(Namespace::new(queue, core));
+            }
+            Uri::Pcie(_) | Uri::VfioUser(_) => {}
         }
         let controller = Controller::attach(core, uri, options).await?;
         Namespace::of(&controller, core, uri.nsid(), options).await
     }
 
-    /// As [`open`](Self::open); over TCP the namespace is connected again when the connection is lost, for as
+    /// As [`open`](Self::open); over fabrics the namespace is connected again when the connection is lost, for as
     /// long as `outage_ns_max` each time. Requests wait meanwhile, those in flight are sent again, and
     /// [`failure`](Self::failure) says when it has given up. The driver does the same for controllers over
     /// PCI Express and vfio-user where a reset helps.
@@ -67,7 +74,13 @@ impl Namespace {
                     ReconnectingNamespace::<TcpConnection>::open(core, uri, &options, outage_ns_max).await?;
                 Ok(Namespace::new(queue, core))
             }
-            _ => Namespace::open(core, uri, options).await,
+            Uri::Rdma(uri) => {
+                let options = uri.options(options);
+                let queue =
+                    ReconnectingNamespace::<RdmaConnection>::open(core, uri, &options, outage_ns_max).await?;
+                Ok(Namespace::new(queue, core))
+            }
+            Uri::Pcie(_) | Uri::VfioUser(_) => Namespace::open(core, uri, options).await,
         }
     }
 

@@ -15,8 +15,8 @@ pub(crate) fn open(uri: &Uri, core: &Core, options: &Options) -> Result<Box<dyn 
     match uri {
         Uri::Pcie(pcie) => pcie::open(pcie, uri.controller()),
         Uri::VfioUser(vfio_user) => vfio_user::open(vfio_user, uri.controller(), core, options),
-        Uri::Tcp(_) => Err(NvmeOpenError::InvalidArgument(
-            "a controller over TCP has no queues in host memory; open its namespaces instead",
+        Uri::Tcp(_) | Uri::Rdma(_) => Err(NvmeOpenError::InvalidArgument(
+            "a controller over fabrics has no queues in host memory; open its namespaces instead",
         )),
     }
 }

@@ -14,6 +14,7 @@ use wire_nvme::fabrics::Nqn;
 ///   `&source=IP:PORT` and `&psk=FILE` with `&psk_derivation=libnvme`: HOST is a name, an IPv4 address or an
 ///   IPv6 address in brackets; PORT defaults to 4420; connections come from the source, an address of this
 ///   machine whose port may be 0; with the key in FILE they use TLS;
+/// - `nvme+rdma://HOST:PORT/SUBNQN?ns=N`, and then `&hostnqn=NQN`: HOST is an address of an RDMA device;
 /// - `nvme+pcie://DOMAIN:BUS:DEVICE.FUNCTION?ns=N`: a PCI Express function of this machine;
 /// - `nvme+vfio-user:DIR?ns=N`: a controller of another process with its socket at `DIR/cntrl`.
 ///
@@ -22,6 +23,8 @@ use wire_nvme::fabrics::Nqn;
 pub enum Uri {
     /// NVMe/TCP.
     Tcp(TcpUri),
+    /// NVMe/RDMA.
+    Rdma(RdmaUri),
     /// PCI Express.
     Pcie(PcieUri),
     /// vfio-user.
@@ -53,6 +56,21 @@ pub struct TcpUri {
     pub psk_derivation: TlsDerivation,
 }
 
+/// A namespace of an NVMe/RDMA subsystem.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RdmaUri {
+    /// Host name or address, without brackets.
+    pub host: String,
+    /// Port of RDMA's connection manager; default 4420.
+    pub port: u16,
+    /// NQN of the subsystem.
+    pub subnqn: Nqn,
+    /// Namespace identifier, from 1.
+    pub nsid: u32,
+    /// NQN of the host, instead of that in the options.
+    pub hostnqn: Option<Nqn>,
+}
+
 /// A namespace of a PCI Express function.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PcieUri {
@@ -81,7 +99,7 @@ pub struct VfioUserUri {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UriError {
     /// Unknown or missing scheme.
-    #[error("'{0}' does not start with nvme+tcp://, nvme+pcie:// or nvme+vfio-user:")]
+    #[error("'{0}' does not start with nvme+tcp://, nvme+rdma://, nvme+pcie:// or nvme+vfio-user:")]
     Scheme(String),
     /// Missing subsystem NQN.
     #[error("'{0}' names no subsystem; write nvme+tcp://HOST:PORT/SUBNQN?ns=N")]
@@ -103,7 +121,7 @@ pub enum UriError {
     NoDirectory(String),
     /// Unknown or invalid option.
     #[error(
-        "'{0}' is not a valid option; valid are ns=N, and for nvme+tcp hdgst=0|1, ddgst=0|1, hostnqn=NQN, \
+        "'{0}' is not a valid option; valid are ns=N, and for nvme+rdma hostnqn=NQN, for nvme+tcp hdgst=0|1, ddgst=0|1, hostnqn=NQN, \
          source=IP:PORT, psk=FILE and psk_derivation=specified|libnvme"
     )]
     Option(String),
@@ -113,6 +131,7 @@ pub enum UriError {
 }
 
 const TCP: &str = "nvme+tcp://";
+const RDMA: &str = "nvme+rdma://";
 const PCIE: &str = "nvme+pcie://";
 const VFIO_USER: &str = "nvme+vfio-user:";
 const PORT_DEFAULT: u16 = 4420;
@@ -122,6 +141,7 @@ impl Uri {
     pub fn nsid(&self) -> u32 {
         match self {
             Uri::Tcp(uri) => uri.nsid,
+            Uri::Rdma(uri) => uri.nsid,
             Uri::Pcie(uri) => uri.nsid,
             Uri::VfioUser(uri) => uri.nsid,
         }
@@ -168,11 +188,21 @@ impl TcpUri {
 
     /// Resolves the host to its first address. Blocks on the resolver if the host is a name.
     pub fn resolve(&self) -> Result<SocketAddr, UriError> {
-        let failed = |why: String| UriError::Resolve(self.host.clone(), why);
-        let mut addresses =
-            (self.host.as_str(), self.port).to_socket_addrs().map_err(|error| failed(error.to_string()))?;
-        addresses.next().ok_or_else(|| failed("the resolver returned none".into()))
+        resolve(&self.host, self.port)
     }
+}
+
+impl RdmaUri {
+    /// As [`TcpUri::resolve`].
+    pub fn resolve(&self) -> Result<SocketAddr, UriError> {
+        resolve(&self.host, self.port)
+    }
+}
+
+fn resolve(host: &str, port: u16) -> Result<SocketAddr, UriError> {
+    let failed = |why: String| UriError::Resolve(host.to_string(), why);
+    let mut addresses = (host, port).to_socket_addrs().map_err(|error| failed(error.to_string()))?;
+    addresses.next().ok_or_else(|| failed("the resolver returned none".into()))
 }
 
 impl FromStr for Uri {
@@ -181,6 +211,9 @@ impl FromStr for Uri {
     fn from_str(text: &str) -> Result<Uri, UriError> {
         if let Some(rest) = text.strip_prefix(TCP) {
             return parse_tcp(text, rest).map(Uri::Tcp);
+        }
+        if let Some(rest) = text.strip_prefix(RDMA) {
+            return parse_rdma(text, rest).map(Uri::Rdma);
         }
         if let Some(rest) = text.strip_prefix(PCIE) {
             return parse_pcie(rest).map(Uri::Pcie);
@@ -194,7 +227,8 @@ impl FromStr for Uri {
     }
 }
 
-fn parse_tcp(text: &str, rest: &str) -> Result<TcpUri, UriError> {
+/// Host, port, subsystem and query of a URI over fabrics, of which `rest` is behind the scheme.
+fn split_fabrics<'a>(text: &str, rest: &'a str) -> Result<(String, u16, Nqn, &'a str), UriError> {
     let (authority, path) = rest.split_once('/').ok_or_else(|| UriError::NoSubsystem(text.into()))?;
     let (subnqn, query) = path.split_once('?').unwrap_or((path, ""));
     if subnqn.is_empty() || authority.is_empty() {
@@ -202,6 +236,25 @@ fn parse_tcp(text: &str, rest: &str) -> Result<TcpUri, UriError> {
     }
     let (host, port) = split_authority(authority)?;
     let subnqn = Nqn::new(subnqn).map_err(|_| UriError::Nqn(subnqn.into()))?;
+    Ok((host, port, subnqn, query))
+}
+
+fn parse_rdma(text: &str, rest: &str) -> Result<RdmaUri, UriError> {
+    let (host, port, subnqn, query) = split_fabrics(text, rest)?;
+    let mut uri = RdmaUri { host, port, subnqn, nsid: 1, hostnqn: None };
+    for option in options(query) {
+        let bad = || UriError::Option(option.into());
+        match option.split_once('=').ok_or_else(bad)? {
+            ("ns", value) => uri.nsid = namespace(value).ok_or_else(bad)?,
+            ("hostnqn", value) => uri.hostnqn = Some(Nqn::new(value).map_err(|_| bad())?),
+            _ => return Err(bad()),
+        }
+    }
+    Ok(uri)
+}
+
+fn parse_tcp(text: &str, rest: &str) -> Result<TcpUri, UriError> {
+    let (host, port, subnqn, query) = split_fabrics(text, rest)?;
     let mut uri = TcpUri { host, port, ..TcpUri::new(subnqn) };
     for option in options(query) {
         let bad = || UriError::Option(option.into());
@@ -293,6 +346,11 @@ impl fmt::Display for Uri {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Uri::Tcp(uri) => uri.fmt(f),
+            Uri::Rdma(RdmaUri { host, port, subnqn, nsid, hostnqn }) => {
+                let host = if host.contains(':') { format!("[{host}]") } else { host.clone() };
+                write!(f, "{RDMA}{host}:{port}/{subnqn}?ns={nsid}")?;
+                hostnqn.iter().try_for_each(|hostnqn| write!(f, "&hostnqn={hostnqn}"))
+            }
             Uri::Pcie(PcieUri { domain, bus, device, function, nsid }) => {
                 write!(f, "{PCIE}{domain:04x}:{bus:02x}:{device:02x}.{function:x}?ns={nsid}")
             }
@@ -375,6 +433,18 @@ mod tests {
     }
 
     #[test]
+    fn a_uri_of_rdma_is_printed_as_it_is_read() {
+        for text in [
+            "nvme+rdma://10.0.0.1:4421/nqn.2016-06.io.spdk:a?ns=2&hostnqn=nqn.2016-06.io.spdk:h",
+            "nvme+rdma://[fe80::1]:4420/nqn.2016-06.io.spdk:a?ns=1",
+        ] {
+            let uri: Uri = text.parse().unwrap();
+            assert_eq!(uri.to_string(), text);
+            assert!(matches!(uri, Uri::Rdma(_)));
+        }
+    }
+
+    #[test]
     fn invalid_uris_fail_with_their_reason() {
         let error = |text: &str| text.parse::<Uri>().unwrap_err();
         assert!(matches!(error("tcp://a/b"), UriError::Scheme(_)));
@@ -394,7 +464,12 @@ mod tests {
         for option in
             ["ns=0", "ns=x", "hdgst=yes", "color=red", "ns", "psk=", "hostnqn=h", "psk_derivation=x"]
         {
-            for base in ["nvme+tcp://a/nqn.2016-06.io.spdk:a", "nvme+pcie://3:0.0", "nvme+vfio-user:/a"] {
+            for base in [
+                "nvme+tcp://a/nqn.2016-06.io.spdk:a",
+                "nvme+rdma://a/nqn.2016-06.io:a",
+                "nvme+pcie://3:0.0",
+                "nvme+vfio-user:/a",
+            ] {
                 assert_eq!(error(&format!("{base}?{option}")), UriError::Option(option.into()));
             }
         }

@@ -138,7 +138,7 @@ impl FabricsQueue for MemoryQueue {
             let (status, result) = match self.purpose {
                 _ if sqe.opcode == FABRICS => fabrics(&sqe, &inline_data),
                 QueuePurpose::Admin => admin(&sqe, &mut request),
-                QueuePurpose::Io => (io(&sqe, &mut request, data), 0),
+                QueuePurpose::Io(_) => (io(&sqe, &mut request, data), 0),
             };
             let cqe = Cqe::new(sqe.cid, status).with_result(result);
             self.completions.push(FabricsCompletion { request, cqe });

@@ -26,6 +26,16 @@ pub(crate) struct EventChannel {
 pub(crate) enum CmEvent {
     /// A peer wants to connect to the listener with this identifier.
     Request { listener: usize, request: ConnectionRequest },
+    /// The address of a peer is resolved to a device.
+    AddressResolved,
+    /// The route to a peer is resolved.
+    RouteResolved,
+    /// A connection that was requested is made.
+    Established,
+    /// A peer is not reached.
+    Unreachable,
+    /// A peer has rejected a request, with a message.
+    Rejected { message: Vec<u8> },
     /// The connection with this identifier has ended, or could not be made.
     Ended { connection: usize },
     /// Something that changes nothing.
@@ -62,16 +72,20 @@ impl EventChannel {
         }
         // SAFETY: the call has succeeded, so the record is valid until it is acknowledged.
         let CmEventRecord { id, listener, kind, connection: parameters, .. } = unsafe { record.read() };
+        let message = || {
+            let length = usize::from(parameters.private_data_length);
+            match parameters.private_data.is_null() {
+                true => Vec::new(),
+                false => {
+                    // SAFETY: the record has so many bytes of private data, until it is acknowledged.
+                    unsafe { std::slice::from_raw_parts(parameters.private_data.cast::<u8>(), length) }
+                        .to_vec()
+                }
+            }
+        };
         let found = match kind {
             event::CONNECT_REQUEST => {
-                let length = usize::from(parameters.private_data_length);
-                let private_data = match parameters.private_data.is_null() {
-                    true => Vec::new(),
-                    // SAFETY: the record has so many bytes of private data.
-                    false => unsafe {
-                        std::slice::from_raw_parts(parameters.private_data.cast::<u8>(), length).to_vec()
-                    },
-                };
+                let private_data = message();
                 let id = NonNull::new(id).expect("a request has an identifier");
                 let id = OwnedId { functions: self.functions, id };
                 let request = ConnectionRequest {
@@ -81,12 +95,14 @@ impl EventChannel {
                 };
                 CmEvent::Request { listener: listener.addr(), request }
             }
-            event::DISCONNECTED
-            | event::DEVICE_REMOVAL
-            | event::TIMEWAIT_EXIT
-            | event::CONNECT_ERROR
-            | event::UNREACHABLE
-            | event::REJECTED => CmEvent::Ended { connection: id.addr() },
+            event::ADDR_RESOLVED => CmEvent::AddressResolved,
+            event::ROUTE_RESOLVED => CmEvent::RouteResolved,
+            event::ESTABLISHED => CmEvent::Established,
+            event::ADDR_ERROR | event::ROUTE_ERROR | event::UNREACHABLE => CmEvent::Unreachable,
+            event::REJECTED => CmEvent::Rejected { message: message() },
+            event::DISCONNECTED | event::DEVICE_REMOVAL | event::TIMEWAIT_EXIT | event::CONNECT_ERROR => {
+                CmEvent::Ended { connection: id.addr() }
+            }
             _ => CmEvent::Other,
         };
         // SAFETY: the record came from this channel, and nothing refers to it any more.
@@ -132,6 +148,19 @@ impl std::fmt::Debug for Functions {
 }
 
 impl OwnedId {
+    /// One without an address, whose events come from the channel.
+    fn new(channel: &EventChannel) -> Result<OwnedId, RdmaError> {
+        let functions = channel.functions;
+        let mut id = ptr::null_mut();
+        // SAFETY: the channel is open, and the result is a place for a pointer.
+        let created = unsafe {
+            (functions.cm.rdma_create_id)(channel.as_ptr(), &mut id, ptr::null_mut(), PORT_SPACE_TCP)
+        };
+        let id = NonNull::new(id).filter(|_| created == 0);
+        let id = id.ok_or_else(|| RdmaError::last("making an identifier of the connection manager"))?;
+        Ok(OwnedId { functions, id })
+    }
+
     pub(crate) fn as_ptr(&self) -> *mut CmId {
         self.id.as_ptr()
     }
@@ -184,6 +213,75 @@ impl Drop for OwnedId {
     }
 }
 
+/// An identifier of a connection that this end makes.
+#[derive(Debug)]
+pub(crate) struct ActiveId(OwnedId);
+
+impl ActiveId {
+    /// Begins to resolve the address of a peer to a device.
+    ///
+    /// # Errors
+    /// There is no RDMA device.
+    pub(crate) fn resolve(
+        channel: &EventChannel,
+        source: Option<SocketAddr>,
+        address: SocketAddr,
+        timeout_ms: c_int,
+    ) -> Result<ActiveId, RdmaError> {
+        let id = OwnedId::new(channel)?;
+        let mut source = source.map(raw_address);
+        let mut raw = raw_address(address);
+        let from = source.as_mut().map_or(ptr::null_mut(), |source| ptr::from_mut(source).cast());
+        let resolve = channel.functions.cm.rdma_resolve_addr;
+        // SAFETY: the identifier is valid, and the addresses outlive the call.
+        match unsafe { resolve(id.as_ptr(), from, (&raw mut raw).cast(), timeout_ms) } {
+            0 => Ok(ActiveId(id)),
+            _ => Err(RdmaError::last("resolving the address")),
+        }
+    }
+
+    pub(crate) fn id(&self) -> &OwnedId {
+        &self.0
+    }
+
+    /// Begins to resolve the route, once the address is resolved.
+    pub(crate) fn resolve_route(&self, timeout_ms: c_int) -> Result<(), RdmaError> {
+        // SAFETY: the identifier is valid.
+        match unsafe { (self.0.functions.cm.rdma_resolve_route)(self.0.as_ptr(), timeout_ms) } {
+            0 => Ok(()),
+            _ => Err(RdmaError::last("resolving the route")),
+        }
+    }
+
+    /// Requests the connection, after the queue pair was made, with a message. `reads_max` is how many reads
+    /// of our memory the device can serve at a time.
+    pub(crate) fn request(self, message: &[u8], reads_max: u8) -> Result<OwnedId, RdmaError> {
+        let id = self.0;
+        let mut parameters = ConnectionParameters {
+            private_data: message.as_ptr().cast(),
+            private_data_length: message.len().min(u8::MAX.into()) as u8,
+            responder_resources: reads_max.max(1),
+            // A host reads nothing of the target's memory.
+            initiator_depth: 0,
+            flow_control: 0,
+            retry_count: 7,
+            rnr_retry_count: 7,
+            srq: 1,
+            qp_number: 0,
+        };
+        // SAFETY: the identifier has a queue pair, and the message outlives the call.
+        match unsafe { (id.functions.cm.rdma_connect)(id.as_ptr(), &mut parameters) } {
+            0 => Ok(id),
+            _ => {
+                let error = RdmaError::last("requesting a connection");
+                // SAFETY: the identifier is valid and has a queue pair.
+                unsafe { (id.functions.cm.rdma_destroy_qp)(id.as_ptr()) };
+                Err(error)
+            }
+        }
+    }
+}
+
 /// Waits for peers on an address. Its events come from the channel that it was opened with.
 pub(crate) struct Listener {
     id: OwnedId,
@@ -196,13 +294,7 @@ impl Listener {
     /// The address is in use, or no device has it.
     pub(crate) fn open(channel: &EventChannel, address: SocketAddr) -> Result<Listener, RdmaError> {
         let functions = channel.functions;
-        let mut id = ptr::null_mut();
-        // SAFETY: the channel is open, and the result is a place for a pointer.
-        let created = unsafe {
-            (functions.cm.rdma_create_id)(channel.as_ptr(), &mut id, ptr::null_mut(), PORT_SPACE_TCP)
-        };
-        let id = NonNull::new(id).filter(|_| created == 0);
-        let id = OwnedId { functions, id: id.ok_or_else(|| RdmaError::last("opening a listener"))? };
+        let id = OwnedId::new(channel)?;
         let mut raw = raw_address(address);
         // SAFETY: the identifier is valid, and the address is one of its family.
         if unsafe { (functions.cm.rdma_bind_addr)(id.as_ptr(), (&raw mut raw).cast()) } != 0 {

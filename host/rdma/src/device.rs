@@ -13,8 +13,8 @@ use reactor::Core;
 use crate::RdmaError;
 use crate::connection_manager::OwnedId;
 use crate::functions::{
-    ACCESS_LOCAL_WRITE, CompletionChannel, CompletionQueue, Context, DeviceAttributes, Functions, LocalRange,
-    MemoryRegion, SharedReceiveAttributes, WorkCompletion,
+    ACCESS_LOCAL_WRITE, ACCESS_REMOTE, CompletionChannel, CompletionQueue, Context, DeviceAttributes,
+    Functions, LocalRange, MemoryRegion, SharedReceiveAttributes, WorkCompletion,
 };
 use crate::receive_buffers::ReceiveBuffers;
 
@@ -47,11 +47,20 @@ pub(crate) struct RdmaDevice {
     mappings: Arc<DeviceMappings<ProtectionDomain>>,
 }
 
+/// Who accesses registered memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum MemoryAccess {
+    /// The device, for requests of this end.
+    Own,
+    /// The peer too, with the key that it was given: every chunk of which it was given a buffer.
+    OfPeer,
+}
+
 /// Where the device sees the core's buffers, and with which keys.
 struct RegisteredMemory {
     addresses: DeviceAddresses<ProtectionDomain>,
-    /// Local keys by index of the chunk; 0 is not known yet.
-    keys: Vec<u32>,
+    /// Local and remote keys by index of the chunk; 0 is not known yet.
+    keys: Vec<(u32, u32)>,
 }
 
 impl RdmaDevice {
@@ -64,6 +73,7 @@ impl RdmaDevice {
         id: &OwnedId,
         receives: u32,
         message_bytes: usize,
+        access: MemoryAccess,
     ) -> Result<Rc<RdmaDevice>, RdmaError> {
         let functions = id.functions();
         // A request to connect has a device, whose context librdmacm keeps open.
@@ -73,7 +83,7 @@ impl RdmaDevice {
         // SAFETY: the context is open.
         let pd = NonNull::new(unsafe { (functions.verbs.ibv_alloc_pd)(context.as_ptr()) });
         let pd = pd.ok_or_else(|| RdmaError::last("allocating a protection domain"))?;
-        let domain = ProtectionDomain { functions, pd, regions: Mutex::default() };
+        let domain = ProtectionDomain { functions, pd, access, regions: Mutex::default() };
         let config =
             MappingConfig { name: "the RDMA device".into(), log_target: "rdma", map_lent_memory: false };
         let mappings = DeviceMappings::new(Box::new(domain), config);
@@ -246,17 +256,23 @@ impl RdmaDevice {
     /// # Errors
     /// It is no memory of the core's pools, or the device refuses to register it.
     pub(crate) fn locate(&self, buffer: &Buffer) -> Result<LocalRange, DmaError> {
+        self.locate_for_peer(buffer).map(|(range, _)| range)
+    }
+
+    /// As [`locate`](Self::locate), with the key for the peer.
+    pub(crate) fn locate_for_peer(&self, buffer: &Buffer) -> Result<(LocalRange, u32), DmaError> {
         let mut memory = self.memory.borrow_mut();
         let found = memory.addresses.address(buffer)?;
         let at = found.chunk as usize;
         if memory.keys.len() <= at {
-            memory.keys.resize(at + 1, 0);
+            memory.keys.resize(at + 1, (0, 0));
         }
-        if memory.keys[at] == 0 {
-            memory.keys[at] = self.mappings.device().key(found.chunk);
+        if memory.keys[at] == (0, 0) {
+            memory.keys[at] = self.mappings.device().keys(found.chunk);
         }
         let length = u32::try_from(buffer.len()).unwrap_or(u32::MAX);
-        Ok(LocalRange { address: found.address, length, key: memory.keys[at] })
+        let (key, remote_key) = memory.keys[at];
+        Ok((LocalRange { address: found.address, length, key }, remote_key))
     }
 }
 
@@ -299,6 +315,7 @@ fn query(functions: &Functions, context: NonNull<Context>) -> Result<DeviceAttri
 pub(crate) struct ProtectionDomain {
     functions: &'static Functions,
     pd: NonNull<c_void>,
+    access: MemoryAccess,
     /// By index of the chunk.
     regions: Mutex<Vec<(u32, Registration)>>,
 }
@@ -314,12 +331,13 @@ unsafe impl Send for ProtectionDomain {}
 unsafe impl Sync for ProtectionDomain {}
 
 impl ProtectionDomain {
-    /// The local key of a chunk that is mapped.
-    fn key(&self, chunk: u32) -> u32 {
+    /// The local and the remote key of a chunk that is mapped.
+    fn keys(&self, chunk: u32) -> (u32, u32) {
         let regions = sync::lock(&self.regions);
         let found = regions.iter().find(|(index, _)| *index == chunk);
         // SAFETY: the region is registered until the drop of `self`.
-        found.map_or(0, |(_, region)| unsafe { region.0.as_ref().lkey })
+        let region = found.map(|(_, region)| unsafe { region.0.as_ref() });
+        region.map_or((0, 0), |region| (region.lkey, region.rkey))
     }
 }
 
@@ -332,7 +350,10 @@ impl Dma for ProtectionDomain {
                 self.pd.as_ptr(),
                 chunk.start.cast(),
                 chunk.bytes,
-                ACCESS_LOCAL_WRITE,
+                match self.access {
+                    MemoryAccess::Own => ACCESS_LOCAL_WRITE,
+                    MemoryAccess::OfPeer => ACCESS_LOCAL_WRITE | ACCESS_REMOTE,
+                },
             )
         });
         let region = region.ok_or_else(|| {

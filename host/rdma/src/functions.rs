@@ -80,6 +80,7 @@ pub(crate) struct MemoryRegion {
     length: usize,
     handle: u32,
     pub(crate) lkey: u32,
+    pub(crate) rkey: u32,
 }
 
 /// `struct ibv_qp`.
@@ -220,6 +221,8 @@ pub(crate) const SIGNALED: c_uint = 1 << 1;
 pub(crate) const INLINE: c_uint = 1 << 3;
 /// `IBV_ACCESS_LOCAL_WRITE`.
 pub(crate) const ACCESS_LOCAL_WRITE: c_int = 1;
+/// `IBV_ACCESS_REMOTE_WRITE` and `IBV_ACCESS_REMOTE_READ`.
+pub(crate) const ACCESS_REMOTE: c_int = 1 << 1 | 1 << 2;
 
 /// `struct ibv_wc`.
 #[repr(C)]
@@ -291,10 +294,15 @@ const _: () = assert!(size_of::<ConnectionParameters>() == 24 && size_of::<CmEve
 pub(crate) mod event {
     use std::ffi::c_int;
 
+    pub(crate) const ADDR_RESOLVED: c_int = 0;
+    pub(crate) const ADDR_ERROR: c_int = 1;
+    pub(crate) const ROUTE_RESOLVED: c_int = 2;
+    pub(crate) const ROUTE_ERROR: c_int = 3;
     pub(crate) const CONNECT_REQUEST: c_int = 4;
     pub(crate) const CONNECT_ERROR: c_int = 6;
     pub(crate) const UNREACHABLE: c_int = 7;
     pub(crate) const REJECTED: c_int = 8;
+    pub(crate) const ESTABLISHED: c_int = 9;
     pub(crate) const DISCONNECTED: c_int = 10;
     pub(crate) const DEVICE_REMOVAL: c_int = 11;
     pub(crate) const TIMEWAIT_EXIT: c_int = 15;
@@ -337,6 +345,9 @@ shared_library::functions! {
         rdma_migrate_id: fn(*mut CmId, *mut CmChannel) -> c_int;
         rdma_create_qp: fn(*mut CmId, *mut c_void, *mut QueuePairAttributes) -> c_int;
         rdma_destroy_qp: fn(*mut CmId);
+        rdma_resolve_addr: fn(*mut CmId, *mut libc::sockaddr, *mut libc::sockaddr, c_int) -> c_int;
+        rdma_resolve_route: fn(*mut CmId, c_int) -> c_int;
+        rdma_connect: fn(*mut CmId, *mut ConnectionParameters) -> c_int;
         rdma_accept: fn(*mut CmId, *mut ConnectionParameters) -> c_int;
         rdma_reject: fn(*mut CmId, *const c_void, u8) -> c_int;
         rdma_disconnect: fn(*mut CmId) -> c_int;

@@ -2,7 +2,7 @@
 //!
 //! The libraries are loaded when the first listener is opened, so that a program without RDMA needs neither.
 //! An [`RdmaNetwork`] is a core's [`Network`](sockets::Network): it listens, accepts, and gives each
-//! connection a [`QueuePair`](sockets::QueuePair) instead of a byte stream. All connections of a core and a
+//! connection a [`QueuePair`](sockets::QueuePair) instead of a byte stream. An [`RdmaClient`] connects. All connections of a core and a
 //! device share a completion queue and a queue of receive buffers; connections stay on their core.
 //!
 //! ```text
@@ -14,6 +14,7 @@
 //! before that is dropped, and then the device no longer accesses it.
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod client;
 mod connection_manager;
 mod device;
 mod functions;
@@ -21,6 +22,7 @@ mod network;
 mod queue_pair;
 mod receive_buffers;
 
+pub use client::{RdmaClient, RdmaClientConfig, RdmaClientState};
 pub use connection_manager::ConnectionRequest;
 pub use network::{Admission, RdmaNetwork, RdmaNetworkConfig, RdmaNetworkSettings};
 
@@ -44,8 +46,8 @@ impl RdmaError {
         RdmaError::Call(what, std::io::Error::last_os_error())
     }
 
-    /// As an error of a network.
-    fn into_io(self) -> std::io::Error {
+    /// As an error of the network.
+    pub fn into_io(self) -> std::io::Error {
         let kind = match &self {
             RdmaError::Load(_) => std::io::ErrorKind::Unsupported,
             RdmaError::Call(_, error) => error.kind(),

@@ -15,7 +15,7 @@ use sockets::{
 };
 
 use crate::connection_manager::{CmEvent, ConnectionRequest, EventChannel, Listener};
-use crate::device::RdmaDevice;
+use crate::device::{MemoryAccess, RdmaDevice};
 use crate::functions::WorkCompletion;
 use crate::queue_pair::RdmaQueuePair;
 use crate::receive_buffers::RECEIVE;
@@ -128,7 +128,8 @@ impl RdmaNetwork {
                         self.mark_ready(id);
                     }
                 }
-                Ok(Some(CmEvent::Other)) => {}
+                // Of connections that this end makes, which a network does not.
+                Ok(Some(_)) => {}
                 Ok(None) => return,
                 Err(error) => return log::warn!(target: "rdma", "{error}"),
             }
@@ -168,7 +169,13 @@ impl RdmaNetwork {
         if let Some((known, _)) = self.devices.iter().flatten().find(|(known, _)| known.key() == key) {
             return Ok(known.clone());
         }
-        let opened = RdmaDevice::open(&self.core, request.id(), config.receives, config.message_bytes);
+        let opened = RdmaDevice::open(
+            &self.core,
+            request.id(),
+            config.receives,
+            config.message_bytes,
+            MemoryAccess::Own,
+        );
         let device = opened.map_err(crate::RdmaError::into_io)?;
         let at = self.devices.iter().position(Option::is_none).unwrap_or(self.devices.len());
         let watch = self.client.watch(device.as_fd(), Interest::READABLE, at as u64)?;

@@ -12,7 +12,7 @@ use sockets::{
 };
 
 use crate::RdmaError;
-use crate::connection_manager::{ConnectionRequest, OwnedId};
+use crate::connection_manager::{ActiveId, ConnectionRequest, OwnedId};
 use crate::device::RdmaDevice;
 use crate::functions::{
     INLINE, LocalRange, QueuePairAttributes, QueuePairHandle, RELIABLE_CONNECTION, SIGNALED, SendRequest,
@@ -74,10 +74,28 @@ impl RdmaQueuePair {
         commands: u32,
         message: &[u8],
     ) -> Result<RdmaQueuePair, RdmaError> {
+        let (entries, reads_max) = RdmaQueuePair::create(request.id(), device, commands)?;
+        let id = request.accept(message, reads_max).inspect_err(|_| device.release(entries))?;
+        Ok(RdmaQueuePair::new(id, device, entries))
+    }
+
+    /// As [`accept`](Self::accept), for a connection that this end requests.
+    pub(crate) fn request(
+        id: ActiveId,
+        device: &Rc<RdmaDevice>,
+        commands: u32,
+        message: &[u8],
+    ) -> Result<RdmaQueuePair, RdmaError> {
+        let (entries, reads_max) = RdmaQueuePair::create(id.id(), device, commands)?;
+        let id = id.request(message, reads_max).inspect_err(|_| device.release(entries))?;
+        Ok(RdmaQueuePair::new(id, device, entries))
+    }
+
+    /// Makes the queue pair of an identifier; returns how many requests it has, and how many reads.
+    fn create(id: &OwnedId, device: &Rc<RdmaDevice>, commands: u32) -> Result<(u32, u8), RdmaError> {
         let limits = device.attributes();
         let wanted = commands.saturating_mul(REQUESTS_PER_COMMAND).max(2 * REQUESTS_PER_WORK_MAX as u32);
         let entries = wanted.min(limits.qp_wr_max.max(1) as u32);
-        let ranges_max = (limits.sge_max.max(1) as usize).min(RANGES_MAX);
         if !device.reserve(entries) {
             let error = io::Error::other("the completion queue of the core has no entries left");
             return Err(RdmaError::Call("making a queue pair", error));
@@ -89,7 +107,7 @@ impl RdmaQueuePair {
             srq: device.srq(),
             send_wr_max: entries,
             recv_wr_max: 0,
-            send_sge_max: ranges_max as u32,
+            send_sge_max: ranges_max(device) as u32,
             recv_sge_max: 1,
             inline_bytes_max: SENT_MESSAGE_BYTES_MAX as u32,
             qp_type: RELIABLE_CONNECTION,
@@ -97,25 +115,27 @@ impl RdmaQueuePair {
         };
         let create = device.functions().cm.rdma_create_qp;
         // SAFETY: the identifier and the queues are of the same device, and open.
-        if unsafe { create(request.id().as_ptr(), device.pd(), &mut attributes) } != 0 {
+        if unsafe { create(id.as_ptr(), device.pd(), &mut attributes) } != 0 {
             let error = RdmaError::last("making a queue pair");
             device.release(entries);
             return Err(error);
         }
-        let reads_max = limits.qp_init_rd_atom_max.clamp(0, u8::MAX.into()) as u8;
-        let id = request.accept(message, reads_max).inspect_err(|_| device.release(entries))?;
-        Ok(RdmaQueuePair {
+        Ok((entries, limits.qp_init_rd_atom_max.clamp(0, u8::MAX.into()) as u8))
+    }
+
+    fn new(id: OwnedId, device: &Rc<RdmaDevice>, entries: u32) -> RdmaQueuePair {
+        RdmaQueuePair {
             work: Slab::with_capacity(entries),
             id,
             device: device.clone(),
             free_requests: entries,
             entries,
-            ranges_max,
+            ranges_max: ranges_max(device),
             batch: Vec::new(),
             events: VecDeque::new(),
             messages: VecDeque::new(),
             has_failed: false,
-        })
+        }
     }
 
     fn handle(&self) -> *mut QueuePairHandle {
@@ -205,6 +225,11 @@ impl RdmaQueuePair {
     }
 }
 
+/// Ranges of memory of one request.
+fn ranges_max(device: &RdmaDevice) -> usize {
+    (device.attributes().sge_max.max(1) as usize).min(RANGES_MAX)
+}
+
 impl QueuePair for RdmaQueuePair {
     fn next_event(&mut self) -> Option<QueuePairEvent> {
         self.events.pop_front()
@@ -230,6 +255,7 @@ impl QueuePair for RdmaQueuePair {
         let located = match &work {
             Work::Send { write: Some((_, data, length)), .. } => self.locate(data, *length as usize),
             Work::Send { .. } => Ok(Vec::new()),
+            Work::SendData { data, .. } => self.locate(data, data.len()),
             Work::Read { into, .. } => self.locate(into, into.len()),
         };
         let ranges = match located {
@@ -242,16 +268,22 @@ impl QueuePair for RdmaQueuePair {
             return Err(RejectedWork::Full(work));
         }
         self.free_requests -= requests;
+        let is_message = matches!(work, Work::SendData { .. });
         let (tag, is_read, data, peer, message) = match work {
             Work::Send { tag, write, message, invalidated_key } => {
                 let (peer, data) = write.map(|(peer, data, _)| (peer, data)).unzip();
                 (tag, false, data, peer.unwrap_or_default(), Some((message, invalidated_key)))
             }
+            Work::SendData { tag, data } => (tag, false, Some(data), PeerMemory::default(), None),
             Work::Read { tag, from, into } => (tag, true, Some(into), from, None),
         };
         let slot = self.work.insert(WorkInFlight { tag, is_read, data, requests });
         let id = u64::from(slot.unwrap_or_else(|_| unreachable!("it is not full")).index());
-        let opcode = if is_read { opcode::RDMA_READ } else { opcode::RDMA_WRITE };
+        let opcode = match (is_read, is_message) {
+            (true, _) => opcode::RDMA_READ,
+            (_, true) => opcode::SEND,
+            _ => opcode::RDMA_WRITE,
+        };
         self.batch_transfer(opcode, id, peer, &ranges);
         if let Some((message, invalidated_key)) = message {
             let opcode = match invalidated_key {

@@ -57,6 +57,13 @@ pub enum Work {
         /// A key of the peer that ends with the message.
         invalidated_key: Option<u32>,
     },
+    /// Sends data as a message.
+    SendData {
+        /// Names it in its event.
+        tag: u64,
+        /// The message, in at most 16 slices.
+        data: Data,
+    },
     /// Reads the peer's memory into data that is as long.
     Read {
         /// Names it in its event.
@@ -99,7 +106,7 @@ pub struct ReceivedMessage {
 /// What has happened to a queue pair.
 #[derive(Debug)]
 pub enum QueuePairEvent {
-    /// A [`Work::Send`] has ended: the peer has the message, and the data before it.
+    /// A [`Work::Send`] or [`Work::SendData`] has ended: the peer has the message, and the data before it.
     Sent {
         /// Its tag.
         tag: u64,

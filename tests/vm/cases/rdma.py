@@ -11,12 +11,15 @@ NQN = "nqn.2026-11.org.ringbolt:rdma"
 RPC = "ringbolt rpc -r /tmp/rdma.sock"
 CONNECT = f"nvme connect -t rdma -a {ADDRESS} -s 4420 -n {NQN} --nr-io-queues=2"
 DEVICE = "/dev/nvme0n1"
+UUID = "4b6a0c5e-7b1e-4d0a-9c55-0f2f6d1c7a01"
 
 
 def configuration(**options):
     """A target with a namespace of 64 MiB in memory, whose listener is on the RDMA device."""
     listener = {"trtype": "RDMA", "adrfam": "IPv4", "traddr": ADDRESS, "trsvcid": "4420"}
-    bdevs = [("bdev_malloc_create", {"name": "Malloc0", "num_blocks": 16384, "block_size": 4096})]
+    # A namespace with other identifiers after a restart is another one to the host.
+    disk = {"name": "Malloc0", "num_blocks": 16384, "block_size": 4096, "uuid": UUID}
+    bdevs = [("bdev_malloc_create", disk)]
     nvmf = [
         ("nvmf_create_transport", {"trtype": "RDMA", **options}),
         ("nvmf_create_subsystem", {"nqn": NQN, "allow_any_host": True, "serial_number": "RDMA"}),
@@ -81,3 +84,46 @@ def rdma(bench):
     guest.check(f"{RPC} spdk_kill_instance sig_name=SIGTERM")
     assert target.wait(60).rc == 0
     guest.check("rdma link delete rxe0")
+
+
+def serve_by_kernel(guest):
+    """The kernel's target with a namespace of 16 MiB in memory, on the RDMA device."""
+    nqn = f"{NQN}-kernel"
+    sub, port = f"/sys/kernel/config/nvmet/subsystems/{nqn}", "/sys/kernel/config/nvmet/ports/9"
+    guest.check(
+        f"dd if=/dev/zero of=/tmp/kernel.raw bs=1M count=16 2> /dev/null; mkdir -p {sub}/namespaces/1 {port}\n"
+        f"echo 1 > {sub}/attr_allow_any_host; echo /tmp/kernel.raw > {sub}/namespaces/1/device_path\n"
+        f"echo 1 > {sub}/namespaces/1/buffered_io; echo 1 > {sub}/namespaces/1/enable\n"
+        f"echo rdma > {port}/addr_trtype; echo ipv4 > {port}/addr_adrfam\n"
+        f"echo {ADDRESS} > {port}/addr_traddr; echo 4421 > {port}/addr_trsvcid\n"
+        f"ln -s {sub} {port}/subsystems/{nqn}"
+    )
+    return nqn
+
+
+@case("rdma-initiator", on=("ringbolt",), machine=TLS, seconds=60)
+def rdma_initiator(bench):
+    """Our initiator verifies data on the kernel's target and on ours, as a tool and as a bdev, and refuses in words."""
+    guest = bench.guest
+    guest.check("rdma link add rxe0 type rxe netdev eth0")
+    target, kernel = serve(guest), serve_by_kernel(guest)
+    for port, nqn in ((4420, NQN), (4421, kernel)):
+        uri = f"nvme+rdma://{ADDRESS}:{port}/{nqn}?ns=1"
+        assert guest.check(f"ringbolt nvme list '{uri}'", 60)
+        for size, depth in (("4k", 16), ("16k", 4), ("128k", 4)):
+            guest.check(
+                f"ringbolt perf --name=v --filename='{uri}' --rw=randwrite --bs={size} --iodepth={depth} --size=8m "
+                "--verify=crc32c > /tmp/perf 2>&1 || { cat /tmp/perf; exit 1; }",
+                120,
+            )
+    attach = "bdev_nvme_attach_controller trtype=RDMA adrfam=IPv4 traddr=10.0.2.15"
+    assert rpc(guest, f"{attach} name=K trsvcid=4421 subnqn={kernel}") == ["Kn1"]
+    assert rpc(guest, "bdev_get_bdevs name=Kn1")[0]["driver_specific"]["nvme"][0]["trid"]["trtype"] == "RDMA"
+    rpc(guest, "bdev_nvme_detach_controller name=K")
+    refused = guest.run(f"ringbolt nvme list 'nvme+rdma://{ADDRESS}:4422/{NQN}?ns=1'", 60)
+    assert refused.rc != 0 and f"cannot connect to {ADDRESS}:4422: connection refused" in refused.out, refused
+    guest.check(f"{RPC} spdk_kill_instance sig_name=SIGTERM")
+    assert target.wait(60).rc == 0
+    port = "/sys/kernel/config/nvmet/ports/9"
+    guest.check(f"rm {port}/subsystems/*; rmdir {port}; cd /sys/kernel/config/nvmet/subsystems/{kernel}; rmdir namespaces/1")
+    guest.check(f"rmdir /sys/kernel/config/nvmet/subsystems/{kernel}; rdma link delete rxe0")

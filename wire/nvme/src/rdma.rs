@@ -98,6 +98,15 @@ pub fn encode_reject(error: RdmaConnectError) -> [u8; REJECT_SIZE] {
     data
 }
 
+/// Decodes the private data of a rejection, of which the connection manager may return more.
+///
+/// # Errors
+/// It is too short, or the reason is unknown.
+pub fn decode_reject(from: &[u8]) -> Result<RdmaConnectError, DecodeError> {
+    let value = u16_at(sized::<REJECT_SIZE>("rejection of a queue", from)?, 2);
+    RdmaConnectError::from_wire(value).ok_or(DecodeError::value("STS", 2, value.into()))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -118,6 +127,9 @@ mod tests {
         assert_eq!(RdmaConnectRequest::decode(&largest.encode()), Ok(largest));
         assert_eq!(encode_accept(128)[..4], [0, 0, 128, 0]);
         assert_eq!(decode_accept(&encode_accept(128)).unwrap(), 128);
-        assert_eq!(encode_reject(RdmaConnectError::NoResources), [0, 0, 6, 0]);
+        let reject = encode_reject(RdmaConnectError::NoResources);
+        assert_eq!(reject, [0, 0, 6, 0]);
+        assert_eq!(decode_reject(&[&reject[..], &[0; 144]].concat()).unwrap(), RdmaConnectError::NoResources);
+        assert!(decode_reject(&[0; 4]).is_err() && decode_reject(&reject[..3]).is_err());
     }
 }

@@ -51,6 +51,39 @@ pub(super) fn methods() -> Vec<Method<NvmeModule>> {
     ]
 }
 
+/// A subsystem at an IP address or host name and a port.
+struct TcpAddress {
+    subnqn: Nqn,
+    host: String,
+    port: u16,
+}
+
+/// Parses the address of a controller over TCP or RDMA.
+fn tcp_address(
+    trtype: &str,
+    traddr: &str,
+    adrfam: Option<&str>,
+    trsvcid: Option<&TextOrNumber>,
+    subnqn: Option<&str>,
+) -> Result<TcpAddress, RpcError> {
+    let invalid = |message: String| RpcError::new(RpcError::EINVAL, message);
+    match adrfam.map(str::to_ascii_lowercase).as_deref() {
+        None | Some("ipv4" | "ipv6") => {}
+        Some(other) => return Err(invalid(format!("Failed to parse adrfam: {other}"))),
+    }
+    let subnqn = subnqn.ok_or_else(|| invalid(format!("subnqn is required for {trtype}")))?;
+    let subnqn =
+        Nqn::new(subnqn).map_err(|_| invalid(format!("subnqn {subnqn} is not an NVMe qualified name")))?;
+    let port = trsvcid.map_or_else(|| "4420".to_string(), |port| port.0.clone());
+    let port = port.parse().ok().filter(|port| *port != 0);
+    let port = port.ok_or_else(|| invalid("trsvcid must be a TCP port, 1 to 65535".into()))?;
+    let host = nvme::TcpUri::host_of(traddr).filter(|host| host.len() <= 255);
+    let host = host.ok_or_else(|| {
+        invalid(format!("traddr must be a host name or an address, such as 10.0.0.7 or ::1, not '{traddr}'"))
+    })?;
+    Ok(TcpAddress { subnqn, host, port })
+}
+
 /// Parses a controller's transport ID from SPDK's parameters.
 fn transport_id(
     trtype: &str,
@@ -64,32 +97,23 @@ fn transport_id(
     let invalid = |message: String| RpcError::new(RpcError::EINVAL, message);
     let uri = match trtype.to_ascii_uppercase().as_str() {
         "TCP" => {
-            match adrfam.map(str::to_ascii_lowercase).as_deref() {
-                None | Some("ipv4" | "ipv6") => {}
-                Some(other) => return Err(invalid(format!("Failed to parse adrfam: {other}"))),
-            }
-            let subnqn = subnqn.ok_or_else(|| invalid("subnqn is required for TCP".into()))?;
-            let subnqn = Nqn::new(subnqn)
-                .map_err(|_| invalid(format!("subnqn {subnqn} is not an NVMe qualified name")))?;
-            let port = trsvcid.map_or_else(|| "4420".to_string(), |port| port.0.clone());
-            let port = port.parse().ok().filter(|port| *port != 0);
-            let port = port.ok_or_else(|| invalid("trsvcid must be a TCP port, 1 to 65535".into()))?;
-            let host = nvme::TcpUri::host_of(traddr).filter(|host| host.len() <= 255);
-            let host = host.ok_or_else(|| {
-                invalid(format!(
-                    "traddr must be a host name or an address, such as 10.0.0.7 or ::1, not '{traddr}'"
-                ))
-            })?;
+            let TcpAddress { subnqn, host, port } = tcp_address("TCP", traddr, adrfam, trsvcid, subnqn)?;
             let (header_digest, data_digest) = digests;
             let uri = nvme::TcpUri::new(subnqn);
             Uri::Tcp(nvme::TcpUri { host, port, header_digest, data_digest, source, ..uri })
+        }
+        "RDMA" => {
+            let TcpAddress { subnqn, host, port } = tcp_address("RDMA", traddr, adrfam, trsvcid, subnqn)?;
+            Uri::Rdma(nvme::RdmaUri { host, port, subnqn, nsid: 1, hostnqn: None })
         }
         "PCIE" => format!("nvme+pcie://{traddr}")
             .parse()
             .map_err(|error: nvme::UriError| invalid(error.to_string()))?,
         "VFIOUSER" => Uri::VfioUser(nvme::VfioUserUri { directory: traddr.into(), nsid: 1 }),
         other => {
-            return Err(invalid(format!("Failed to parse trtype: {other}; expected PCIe, TCP or VFIOUSER")));
+            return Err(invalid(format!(
+                "Failed to parse trtype: {other}; expected PCIe, TCP, RDMA or VFIOUSER"
+            )));
         }
     };
     if source.is_some() && !matches!(uri, Uri::Tcp(_)) {
@@ -165,7 +189,7 @@ control::parameters! {
     struct AttachController {
         /// Name; namespace 1 becomes the bdev NAMEn1
         name: String,
-        /// PCIe, TCP or VFIOUSER
+        /// PCIe, TCP, RDMA or VFIOUSER
         trtype: String,
         /// Address: of a PCI function, an IP address or host name, or the directory of a vfio-user socket
         traddr: String,
@@ -173,7 +197,7 @@ control::parameters! {
         adrfam: Option<String>,
         /// TCP port; without, 4420
         trsvcid: Option<TextOrNumber>,
-        /// Subsystem; required for TCP
+        /// Subsystem; required for TCP and RDMA
         subnqn: Option<String>,
         /// IP address of this machine that connections come from; only over TCP
         hostaddr: Option<String>,
@@ -214,7 +238,7 @@ control::parameters! {
         /// Priority of packets on this machine (SO_PRIORITY), 0 to 6, or up to 65535 with CAP_NET_ADMIN; only
         /// over TCP
         priority: Option<SocketPriority>,
-        /// Reserve each namespace, so that no other program writes to it, or reads it either; only over TCP
+        /// Reserve each namespace, so that no other program writes to it, or reads it either; only over TCP and RDMA
         reservation: Option<ReservationParameter>,
     }
     only("namespaces of unknown command sets are no bdevs") { allow_unrecognized_csi: bool = false }
@@ -364,7 +388,7 @@ fn attach(
     }
     path.options.hostnqn = params.hostnqn.as_ref().and_then(HostNqn::nqn);
     let keys = module.keys(params.dhchap_key.as_deref(), params.dhchap_ctrlr_key.as_deref())?;
-    if keys.is_some() && !matches!(id.0, Uri::Tcp(_)) {
+    if keys.is_some() && !id.is_fabrics() {
         return Err(RpcError::new(
             RpcError::EINVAL,
             "dhchap_key: only controllers over fabrics authenticate",
@@ -377,8 +401,11 @@ fn attach(
     }
     path.options.socket_priority = params.priority.as_ref().map_or(0, |priority| priority.0.into());
     if let Some(reservation) = params.reservation {
-        if !matches!(id.0, Uri::Tcp(_)) {
-            return Err(RpcError::new(RpcError::EINVAL, "reservation: only controllers over TCP have one"));
+        if !id.is_fabrics() {
+            return Err(RpcError::new(
+                RpcError::EINVAL,
+                "reservation: only controllers over fabrics have one",
+            ));
         }
         path.options.host_id = PathReservation::host_id();
         path.reservation = Some(reservation.of_path());

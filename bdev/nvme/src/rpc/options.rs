@@ -264,7 +264,7 @@ control::parameters! {
     only("a namespace without a UUID has its NGUID, or a random one") { generate_uuids: bool = false }
     only("errors are counted for each bdev, not by status") { nvme_error_stat: bool = false }
     only("operations are executed on whole buffers") { allow_accel_sequence: bool = false }
-    only("there is no RDMA transport") { rdma_umr_per_io: bool = false }
+    only("memory is registered by chunks of 2 MiB") { rdma_umr_per_io: bool = false }
     one_of("flushes are always passed on") { enable_flush: bool = [true, false] }
     one_of("commands of a batch are submitted together") { delay_cmd_submit: bool = [true, false] }
     ignored("the driver does not have these options") {

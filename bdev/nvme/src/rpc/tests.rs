@@ -34,7 +34,7 @@ fn errors_have_spdks_codes() {
         (attach, json!({ "name": "N", "trtype": "TCP" }), RpcError::INVALID_PARAMS),
         (attach, tcp(json!({ "color": "red" })), RpcError::INVALID_PARAMS),
         (attach, tcp(json!({ "psk": "key" })), -126),
-        (attach, tcp(json!({ "trtype": "RDMA" })), RpcError::EINVAL),
+        (attach, tcp(json!({ "trtype": "FC" })), RpcError::EINVAL),
         (attach, tcp(json!({ "trsvcid": "0" })), RpcError::EINVAL),
         (attach, tcp(json!({ "subnqn": "x" })), RpcError::EINVAL),
         (attach, tcp(json!({ "adrfam": "ib" })), RpcError::EINVAL),

@@ -76,7 +76,7 @@ impl<Q: FabricsQueue> ConnectedQueue<Q> {
         let depth_max = association.entries_max.saturating_sub(1).clamp(1, Q::DEPTH_MAX - 1);
         let depth = association.options.queue_depth.clamp(1, depth_max);
         let AssociationHandle { remote, subnqn, options, cntlid, .. } = association;
-        let queue = Q::connect(core, remote, depth + 1, QueuePurpose::Io, options)?;
+        let queue = Q::connect(core, remote, depth + 1, QueuePurpose::Io(qid.qid), options)?;
         let (sqe, data) = connect_command(options, subnqn, qid.qid, depth + 1, *cntlid);
         let qid_number = qid.qid;
         let mut connection = ConnectedQueue { queue, reauthentication: None, _qid: qid };

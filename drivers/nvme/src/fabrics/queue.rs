@@ -26,8 +26,8 @@ pub trait FabricsUri: Clone + Send + Sync + 'static {
 pub enum QueuePurpose {
     /// Admin commands: little data, and idle most of the time.
     Admin,
-    /// I/O.
-    Io,
+    /// I/O, on the queue with this identifier.
+    Io(u16),
 }
 
 /// A request with the completion of its command.

@@ -121,7 +121,7 @@ impl<N: CoreNetwork> FabricsQueue for TcpConnection<N> {
         let mut queue = TcpQueue::new(id, entries - 1, remote.header_digest, remote.data_digest);
         let scratch_bytes = match purpose {
             QueuePurpose::Admin => ADMIN_SCRATCH_BYTES,
-            QueuePurpose::Io => {
+            QueuePurpose::Io(_) => {
                 queue.enable_owned_sends();
                 IO_SCRATCH_BYTES
             }

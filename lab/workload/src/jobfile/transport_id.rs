@@ -59,13 +59,15 @@ fn uri(text: &str) -> Result<String, String> {
             let (device, function) = address.rsplit_once('.').unwrap_or((address, "0"));
             Ok(format!("nvme+pcie://{}.{function}?ns={nsid}", device.replace('.', ":")))
         }
-        "tcp" => {
-            let subnqn = subnqn.ok_or("--filename: trtype=TCP needs subnqn=NQN, with each : written \\:")?;
+        fabric @ ("tcp" | "rdma") => {
+            let needed =
+                || format!("--filename: trtype={transport} needs subnqn=NQN, with each : written \\:");
+            let subnqn = subnqn.ok_or_else(needed)?;
             let host = if address.contains(':') { format!("[{address}]") } else { address.to_string() };
-            Ok(format!("nvme+tcp://{host}:{port}/{subnqn}?ns={nsid}"))
+            Ok(format!("nvme+{fabric}://{host}:{port}/{subnqn}?ns={nsid}"))
         }
         "vfiouser" => Ok(format!("nvme+vfio-user:{address}?ns={nsid}")),
-        other => Err(format!("--filename: trtype={other}: it is PCIe, TCP or VFIOUSER")),
+        other => Err(format!("--filename: trtype={other}: it is PCIe, TCP, RDMA or VFIOUSER")),
     }
 }
 
@@ -82,6 +84,10 @@ mod tests {
             (
                 "trtype=TCP adrfam=IPv4 traddr=10.0.0.1 trsvcid=4421 subnqn=nqn.2016-06.io.spdk\\:a ns=2",
                 "nvme+tcp://10.0.0.1:4421/nqn.2016-06.io.spdk:a?ns=2",
+            ),
+            (
+                "trtype=RDMA traddr=fe80\\:\\:1 subnqn=nqn.2016-06.io\\:a",
+                "nvme+rdma://[fe80::1]:4420/nqn.2016-06.io:a?ns=1",
             ),
             ("trtype=vfiouser traddr=/run/a", "nvme+vfio-user:/run/a?ns=1"),
         ];

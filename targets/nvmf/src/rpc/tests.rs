@@ -213,7 +213,7 @@ fn errors_have_spdks_codes() {
     let cases = [
         ("nvmf_subsystem_add_listener", early, -32602),
         ("nvmf_get_transports", json!({ "trtype": "TCP" }), -19),
-        ("nvmf_create_transport", json!({ "trtype": "RDMA" }), -32602),
+        ("nvmf_create_transport", json!({ "trtype": "FC" }), -32602),
         ("nvmf_create_transport", json!({ "trtype": "TCP", "max_io_size": 5000 }), -32602),
         ("nvmf_create_transport", json!({ "trtype": "TCP", "masked_oncs": ["vwc"] }), -32602),
         ("nvmf_create_subsystem", json!({ "nqn": NQN }), -32603),

@@ -93,6 +93,7 @@ impl SimulatedPair {
                 host.invalidated.extend(invalidated_key);
                 Some(QueuePairEvent::Sent { tag })
             }
+            Work::SendData { .. } => unreachable!("a target sends responses"),
             Work::Read { tag, from, mut into } => {
                 let range = fabric.range(from, into.len())?;
                 into.copy_from(0, &fabric.hosts[self.host].memory[range]);
