@@ -1,10 +1,10 @@
 //! NVMe namespaces as block devices, with multipath, reconnection and discovery (SPDK's `bdev_nvme`).
 //!
 //! An [`Initiator`] attaches controllers over PCI Express, TCP and vfio-user and registers a bdev for each
-//! namespace. Controllers of one subsystem under one name are paths: [`Multipath`] selects a path by ANA state and
-//! [`Policy`], and retries I/O that failed on one path on another. A lost controller is reconnected according to
-//! its [`ReconnectPolicy`], while I/O waits. [`Hotplug`] attaches what is inserted, and detaches what is
-//! removed.
+//! namespace. Controllers of one subsystem under one name are paths: [`Multipath`] selects a path by ANA
+//! state and [`Policy`], and retries I/O that failed on one path on another. A lost controller is reconnected
+//! according to its [`ReconnectPolicy`], while I/O waits. [`Hotplug`] attaches what is inserted, and detaches
+//! what is removed.
 //!
 //! ```no_run
 //! use bdev_nvme::{Attach, Initiator, PathConfig, Policy, TransportId};

@@ -2,8 +2,8 @@
 //! section 8.19).
 //!
 //! A process has a host identifier of its own, so that a second one on the same machine is another host. A
-//! reservation whose holder has no controller is taken over: its process has ended, or lost its connection. One
-//! whose holder has a controller is an error that names the holder.
+//! reservation whose holder has no controller is taken over: its process has ended, or lost its connection.
+//! One whose holder has a controller is an error that names the holder.
 
 use std::fmt;
 use std::sync::LazyLock;

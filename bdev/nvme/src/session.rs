@@ -222,7 +222,8 @@ impl<N: CoreNetwork> ControllerSession<N> {
         Ok(())
     }
 
-    /// Identifies the namespaces that have changed, and reads their ANA states; fails with the name of the step.
+    /// Identifies the namespaces that have changed, and reads their ANA states; fails with the name of the
+    /// step.
     async fn identify(
         &self,
         controller: &mut AnyController,

@@ -25,8 +25,8 @@ use crate::uri::Uri;
 pub struct AnyController(Box<dyn AttachedController>);
 
 impl AnyController {
-    /// Attaches the controller that `uri` names; its namespace is ignored. Over fabrics it requests `io_queues` I/O queues;
-    /// a memory-based controller has as many as it grants.
+    /// Attaches the controller that `uri` names; its namespace is ignored. Over fabrics it requests
+    /// `io_queues` I/O queues; a memory-based controller has as many as it grants.
     pub async fn attach(
         core: &Core,
         uri: &Uri,

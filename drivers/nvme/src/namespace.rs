@@ -25,8 +25,8 @@ pub(crate) use memory_based::MemoryNamespace;
 
 /// A namespace, open on one core with a queue pair of its own.
 ///
-/// As a [`Channel`] it takes batches of requests with [`submit`](Channel::submit) and returns completions from
-/// [`poll`](Channel::poll). Its [`IoQueue`] is the transport's, and is called once a batch.
+/// As a [`Channel`] it takes batches of requests with [`submit`](Channel::submit) and returns completions
+/// from [`poll`](Channel::poll). Its [`IoQueue`] is the transport's, and is called once a batch.
 pub struct Namespace {
     queue: Box<dyn IoQueue>,
     core: Core,
@@ -37,8 +37,8 @@ pub struct Namespace {
 impl Namespace {
     /// Opens a namespace on the core that will use it, and attaches its controller if this is not done yet.
     ///
-    /// A controller over PCI Express or vfio-user is attached once per process: the first core to open one of its
-    /// namespaces owns the controller, and must run for as long as any namespace is open.
+    /// A controller over PCI Express or vfio-user is attached once per process: the first core to open one of
+    /// its namespaces owns the controller, and must run for as long as any namespace is open.
     pub async fn open(core: &Core, uri: &Uri, options: &Options) -> Result<Namespace, NvmeOpenError> {
         match uri {
             Uri::Tcp(uri) => {
@@ -57,8 +57,8 @@ impl Namespace {
         Namespace::of(&controller, core, uri.nsid(), options).await
     }
 
-    /// As [`open`](Self::open); over fabrics the namespace is connected again when the connection is lost, for as
-    /// long as `outage_ns_max` each time. Requests wait meanwhile, those in flight are sent again, and
+    /// As [`open`](Self::open); over fabrics the namespace is connected again when the connection is lost,
+    /// for as long as `outage_ns_max` each time. Requests wait meanwhile, those in flight are sent again, and
     /// [`failure`](Self::failure) says when it has given up. The driver does the same for controllers over
     /// PCI Express and vfio-user where a reset helps.
     pub async fn open_reconnecting(
@@ -98,8 +98,8 @@ impl Namespace {
         Namespace { queue: Box::new(queue), core: core.clone(), unreturned: Vec::new() }
     }
 
-    /// Executes one request and waits for its completion: for examples, tools and tests. Other requests in flight
-    /// complete at the next [`poll`](Channel::poll).
+    /// Executes one request and waits for its completion: for examples, tools and tests. Other requests in
+    /// flight complete at the next [`poll`](Channel::poll).
     pub async fn run(&mut self, request: Request<Data>) -> Completion<Data> {
         let tag = request.tag;
         let (mut batch, mut done) = (vec![request], Vec::new());

@@ -121,8 +121,8 @@ pub enum UriError {
     NoDirectory(String),
     /// Unknown or invalid option.
     #[error(
-        "'{0}' is not a valid option; valid are ns=N, and for nvme+rdma hostnqn=NQN, for nvme+tcp hdgst=0|1, ddgst=0|1, hostnqn=NQN, \
-         source=IP:PORT, psk=FILE and psk_derivation=specified|libnvme"
+        "'{0}' is not a valid option; valid are ns=N, for nvme+rdma hostnqn=NQN, and for nvme+tcp hdgst=0|1, \
+         ddgst=0|1, hostnqn=NQN, source=IP:PORT, psk=FILE and psk_derivation=specified|libnvme"
     )]
     Option(String),
     /// The host name could not be resolved.

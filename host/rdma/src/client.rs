@@ -14,7 +14,7 @@ use sockets::{PeerMemory, QueuePair};
 
 use crate::RdmaError;
 use crate::connection_manager::{ActiveId, CmEvent, EventChannel};
-use crate::device::{MemoryAccess, RdmaDevice};
+use crate::device::{DeviceConfig, MemoryAccess, RdmaDevice};
 use crate::functions::WorkCompletion;
 use crate::queue_pair::RdmaQueuePair;
 use crate::receive_buffers::RECEIVE;
@@ -95,7 +95,8 @@ impl RdmaClient {
         &self.state
     }
 
-    /// Handles what has happened; returns the number of events. Those of the queue pair are then taken from it.
+    /// Handles what has happened; returns the number of events. Those of the queue pair are then taken from
+    /// it.
     pub fn poll(&mut self) -> u64 {
         let mut count = self.client.reap(&mut self.events) as u64;
         if count > 0 {
@@ -186,9 +187,15 @@ impl RdmaClient {
     fn request(&mut self) -> Result<(), RdmaError> {
         let Some(id) = self.id.take() else { return Ok(()) };
         let RdmaClientConfig { commands, message_bytes, request, .. } = &self.config;
-        let access = MemoryAccess::OfPeer;
         // A response for each command; one that the peer sends beyond those fails the connection.
-        let device = RdmaDevice::open(&self.core, id.id(), *commands + 1, *message_bytes, access)?;
+        let receives = *commands + 1;
+        let wanted = DeviceConfig {
+            receives,
+            message_bytes: *message_bytes,
+            entries_max: receives + RdmaQueuePair::requests(*commands),
+            access: MemoryAccess::OfPeer,
+        };
+        let device = RdmaDevice::open(&self.core, id.id(), &wanted)?;
         let watched = self.client.watch(device.as_fd(), Interest::READABLE, 0);
         watched.map_err(|error| RdmaError::Call("watching the device", error))?;
         self.pair = Some(RdmaQueuePair::request(id, &device, *commands, request)?);

@@ -77,7 +77,7 @@ impl EventChannel {
             match parameters.private_data.is_null() {
                 true => Vec::new(),
                 false => {
-                    // SAFETY: the record has so many bytes of private data, until it is acknowledged.
+                    // SAFETY: the record has the private data until it is acknowledged.
                     unsafe { std::slice::from_raw_parts(parameters.private_data.cast::<u8>(), length) }
                         .to_vec()
                 }
@@ -356,7 +356,7 @@ impl ConnectionRequest {
     fn send_reject(&mut self, private_data: &[u8]) {
         let Some(id) = self.id.take() else { return };
         let length = private_data.len().min(u8::MAX.into()) as u8;
-        // SAFETY: the identifier is valid, and the data has so many bytes. If it fails, the peer is gone.
+        // SAFETY: the identifier is valid, and the data has this length. If it fails, the peer is gone.
         unsafe { (id.functions.cm.rdma_reject)(id.as_ptr(), private_data.as_ptr().cast(), length) };
     }
 

@@ -20,8 +20,6 @@ use crate::receive_buffers::ReceiveBuffers;
 
 /// Completions that are taken from the device at a time.
 const POLL_MAX: usize = 32;
-/// Entries of the completion queue at most: 48 bytes each.
-const ENTRIES_MAX: c_int = 32_768;
 /// Page size of registered memory.
 const PAGE_BYTES: u64 = 4096;
 
@@ -47,6 +45,17 @@ pub(crate) struct RdmaDevice {
     mappings: Arc<DeviceMappings<ProtectionDomain>>,
 }
 
+/// What a device is opened with.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DeviceConfig {
+    /// Receive buffers, and their size in bytes.
+    pub(crate) receives: u32,
+    pub(crate) message_bytes: usize,
+    /// Entries of the completion queue at most, those of receive buffers included.
+    pub(crate) entries_max: u32,
+    pub(crate) access: MemoryAccess,
+}
+
 /// Who accesses registered memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MemoryAccess {
@@ -64,17 +73,16 @@ struct RegisteredMemory {
 }
 
 impl RdmaDevice {
-    /// The device of a connection, with `receives` receive buffers of `message_bytes` at most.
+    /// The device of a connection. It has fewer receive buffers and entries than wanted if its limits are lower.
     ///
     /// # Errors
     /// The device lacks a resource.
     pub(crate) fn open(
         core: &Core,
         id: &OwnedId,
-        receives: u32,
-        message_bytes: usize,
-        access: MemoryAccess,
+        config: &DeviceConfig,
     ) -> Result<Rc<RdmaDevice>, RdmaError> {
+        let DeviceConfig { receives, message_bytes, entries_max, access } = *config;
         let functions = id.functions();
         // A request to connect has a device, whose context librdmacm keeps open.
         let context = NonNull::new(id.context());
@@ -87,7 +95,7 @@ impl RdmaDevice {
         let config =
             MappingConfig { name: "the RDMA device".into(), log_target: "rdma", map_lent_memory: false };
         let mappings = DeviceMappings::new(Box::new(domain), config);
-        let entries = attributes.cqe_max.clamp(1, ENTRIES_MAX);
+        let entries = attributes.cqe_max.clamp(1, i32::try_from(entries_max).unwrap_or(i32::MAX));
         // SAFETY: the context is open.
         let channel = NonNull::new(unsafe { (functions.verbs.ibv_create_comp_channel)(context.as_ptr()) });
         let channel = channel.ok_or_else(|| RdmaError::last("opening a channel of completions"))?;
@@ -190,7 +198,7 @@ impl RdmaDevice {
     /// Appends completions; returns their number, 32 at most.
     pub(crate) fn poll(&self, out: &mut Vec<WorkCompletion>) -> usize {
         let mut found = [WorkCompletion::default(); POLL_MAX];
-        // SAFETY: the queue is open, and there is space for so many completions.
+        // SAFETY: the queue is open, and there is space for `POLL_MAX` completions.
         let count =
             unsafe { self.context().poll_cq()(self.cq.as_ptr(), POLL_MAX as c_int, found.as_mut_ptr()) };
         // A negative result is a failed device, whose connections the connection manager ends.
@@ -291,7 +299,7 @@ impl Drop for RdmaDevice {
         let verbs = &self.functions.verbs;
         // SAFETY: the queue pairs that used it are destroyed, as each holds the device.
         unsafe { (verbs.ibv_destroy_srq)(self.srq.as_ptr()) };
-        // SAFETY: so many notifications were read.
+        // SAFETY: this many notifications were read.
         unsafe { (verbs.ibv_ack_cq_events)(self.cq.as_ptr(), self.unacknowledged.get()) };
         // SAFETY: no queue uses it, and its notifications are acknowledged. The protection domain is
         // destroyed after this.

@@ -2,8 +2,9 @@
 //!
 //! The libraries are loaded when the first listener is opened, so that a program without RDMA needs neither.
 //! An [`RdmaNetwork`] is a core's [`Network`](sockets::Network): it listens, accepts, and gives each
-//! connection a [`QueuePair`](sockets::QueuePair) instead of a byte stream. An [`RdmaClient`] connects. All connections of a core and a
-//! device share a completion queue and a queue of receive buffers; connections stay on their core.
+//! connection a [`QueuePair`](sockets::QueuePair) instead of a byte stream. An [`RdmaClient`] connects. All
+//! connections of a core and a device share a completion queue and a queue of receive buffers; connections
+//! stay on their core.
 //!
 //! ```text
 //! EventChannel ──► ConnectionRequest ──► another core ──► RdmaNetwork::add ──► RdmaQueuePair

@@ -15,11 +15,14 @@ use sockets::{
 };
 
 use crate::connection_manager::{CmEvent, ConnectionRequest, EventChannel, Listener};
-use crate::device::{MemoryAccess, RdmaDevice};
+use crate::device::{DeviceConfig, MemoryAccess, RdmaDevice};
 use crate::functions::WorkCompletion;
 use crate::queue_pair::RdmaQueuePair;
 use crate::receive_buffers::RECEIVE;
 
+/// Entries of the completion queue that the connections of a core share, 64 bytes each: a connection with 128
+/// commands needs 384.
+const ENTRIES_MAX: u32 = 1 << 18;
 /// Listeners of a core.
 const LISTENERS_MAX: u32 = 1024;
 /// Tag of the watch of the connection manager; those of devices have their index.
@@ -169,13 +172,13 @@ impl RdmaNetwork {
         if let Some((known, _)) = self.devices.iter().flatten().find(|(known, _)| known.key() == key) {
             return Ok(known.clone());
         }
-        let opened = RdmaDevice::open(
-            &self.core,
-            request.id(),
-            config.receives,
-            config.message_bytes,
-            MemoryAccess::Own,
-        );
+        let wanted = DeviceConfig {
+            receives: config.receives,
+            message_bytes: config.message_bytes,
+            entries_max: ENTRIES_MAX,
+            access: MemoryAccess::Own,
+        };
+        let opened = RdmaDevice::open(&self.core, request.id(), &wanted);
         let device = opened.map_err(crate::RdmaError::into_io)?;
         let at = self.devices.iter().position(Option::is_none).unwrap_or(self.devices.len());
         let watch = self.client.watch(device.as_fd(), Interest::READABLE, at as u64)?;

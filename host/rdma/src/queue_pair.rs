@@ -63,8 +63,8 @@ struct BatchedRequest {
 }
 
 impl RdmaQueuePair {
-    /// Makes the queue pair of a connection with so many commands in flight, and accepts the connection with
-    /// a message.
+    /// Makes the queue pair of a connection with `commands` in flight at most, and accepts the connection
+    /// with a message.
     ///
     /// # Errors
     /// The device lacks resources, or the peer is gone.
@@ -91,11 +91,15 @@ impl RdmaQueuePair {
         Ok(RdmaQueuePair::new(id, device, entries))
     }
 
+    /// The requests that a queue pair with this number of commands has.
+    pub(crate) fn requests(commands: u32) -> u32 {
+        commands.saturating_mul(REQUESTS_PER_COMMAND).max(2 * REQUESTS_PER_WORK_MAX as u32)
+    }
+
     /// Makes the queue pair of an identifier; returns how many requests it has, and how many reads.
     fn create(id: &OwnedId, device: &Rc<RdmaDevice>, commands: u32) -> Result<(u32, u8), RdmaError> {
         let limits = device.attributes();
-        let wanted = commands.saturating_mul(REQUESTS_PER_COMMAND).max(2 * REQUESTS_PER_WORK_MAX as u32);
-        let entries = wanted.min(limits.qp_wr_max.max(1) as u32);
+        let entries = RdmaQueuePair::requests(commands).min(limits.qp_wr_max.max(1) as u32);
         if !device.reserve(entries) {
             let error = io::Error::other("the completion queue of the core has no entries left");
             return Err(RdmaError::Call("making a queue pair", error));

@@ -18,13 +18,15 @@ pub enum FlushStatus {
 
 /// A byte stream to a peer: the layer between sockets and protocols, and the place of TLS.
 ///
-/// A protocol is generic over it and borrows one for each call: a [`PlainStream`] is a network and a connection, and
-/// costs nothing. TLS in user space is another implementation, which borrows its session (keys, a partial record,
-/// plaintext that was not read yet), a [`StreamLayer`](crate::StreamLayer), and the stream below it.
+/// A protocol is generic over it and borrows one for each call: a [`PlainStream`] is a network and a
+/// connection, and costs nothing. TLS in user space is another implementation, which borrows its session
+/// (keys, a partial record, plaintext that was not read yet), a [`StreamLayer`](crate::StreamLayer), and the
+/// stream below it.
 ///
-/// An implementation that keeps bytes of its own must obey two rules. A read that returns fewer bytes than requested
-/// means that no more can be read until the connection is ready again, which includes bytes that arrived earlier; a
-/// write of fewer bytes than offered, likewise, that no more can be written. Bytes that `send` accepted and that were not written are written by [`flush`](Self::flush), or by any later call.
+/// An implementation that keeps bytes of its own must obey two rules. A read that returns fewer bytes than
+/// requested means that no more can be read until the connection is ready again, which includes bytes that
+/// arrived earlier; a write of fewer bytes than offered, likewise, that no more can be written. Bytes that
+/// `send` accepted and that were not written are written by [`flush`](Self::flush), or by any later call.
 pub trait ByteStream {
     /// Reads into `parts`, in order. See [`Network::receive`].
     fn receive(&mut self, parts: &mut [IoSliceMut<'_>]) -> TransferResult;
@@ -32,8 +34,8 @@ pub trait ByteStream {
     /// Writes from `parts`, in order. See [`Network::send`].
     fn send(&mut self, parts: &[IoSlice<'_>]) -> TransferResult;
 
-    /// As [`receive`](Self::receive), with file descriptors. See [`Network::receive_with_descriptors`]. By default, as
-    /// for TLS, there are none.
+    /// As [`receive`](Self::receive), with file descriptors. See [`Network::receive_with_descriptors`]. By
+    /// default, as for TLS, there are none.
     #[inline]
     fn receive_with_descriptors(
         &mut self,
@@ -44,8 +46,8 @@ pub trait ByteStream {
         self.receive(parts)
     }
 
-    /// As [`send`](Self::send), with file descriptors. See [`Network::send_with_descriptors`]. By default it returns
-    /// `Failed(Unsupported)` if there are any.
+    /// As [`send`](Self::send), with file descriptors. See [`Network::send_with_descriptors`]. By default it
+    /// returns `Failed(Unsupported)` if there are any.
     #[inline]
     fn send_with_descriptors(
         &mut self,
@@ -58,17 +60,19 @@ pub trait ByteStream {
         }
     }
 
-    /// The number of bytes from which a [`send_owned`](Self::send_owned) is worth it; `None` where it would only copy.
+    /// The number of bytes from which a [`send_owned`](Self::send_owned) is worth it; `None` where it would
+    /// only copy.
     #[inline]
     fn zero_copy_min_bytes(&self) -> Option<usize> {
         None
     }
 
-    /// Sends all parts, after those of earlier calls, without a copy if the kernel can; the stream owns them until the end
-    /// of the send is reported with `tag`. [`send`](Self::send) must not be used before that.
+    /// Sends all parts, after those of earlier calls, without a copy if the kernel can; the stream owns them
+    /// until the end of the send is reported with `tag`. [`send`](Self::send) must not be used before that.
     ///
     /// # Errors
-    /// `Unsupported`, as by default; otherwise those of [`OwnedTransfers::submit_send`](crate::OwnedTransfers::submit_send).
+    /// `Unsupported`, as by default; otherwise those of
+    /// [`OwnedTransfers::submit_send`](crate::OwnedTransfers::submit_send).
     fn send_owned(&mut self, parts: Vec<SendPart>, tag: u64) -> Result<(), RejectedSend> {
         let _ = tag;
         Err(RejectedSend { reason: io::ErrorKind::Unsupported, parts })

@@ -10,10 +10,9 @@ pub const SENT_MESSAGE_BYTES_MAX: usize = 16;
 
 /// A queue pair, as its connection's protocol uses it.
 ///
-/// Events and messages are taken by [`next_event`](Self::next_event) and
-/// [`next_message`](Self::next_message) when the connection is ready. Work is collected by
-/// [`post`](Self::post), and given to the device by [`submit`](Self::submit), in order. It owns its data until
-/// its event.
+/// Events and messages are taken by [`next_event`](Self::next_event) and [`next_message`](Self::next_message)
+/// when the connection is ready. Work is collected by [`post`](Self::post), and given to the device by
+/// [`submit`](Self::submit), in order. It owns its data until its event.
 pub trait QueuePair {
     /// The next event; `None` if there is none at present.
     fn next_event(&mut self) -> Option<QueuePairEvent>;

@@ -111,7 +111,7 @@ impl Default for Responses {
 }
 
 impl Responses {
-    /// Connect has succeeded, which was the first command of a queue of so many entries.
+    /// Connect has succeeded, which was the first command of a queue with `entries`.
     fn begin(&mut self, entries: u32, no_flow_control: bool) {
         self.sq_entries = entries;
         self.sq_flow_control_disabled = no_flow_control;

@@ -5,7 +5,8 @@ use target_shell::ShellError;
 
 use bdev::OpenReservationsError;
 
-/// An operation of the control plane failed. The configuration is unchanged, except after [`Pending`](Self::Pending).
+/// An operation of the control plane failed. The configuration is unchanged, except after
+/// [`Pending`](Self::Pending).
 #[derive(Debug, thiserror::Error)]
 pub enum NvmfTargetError {
     /// The subsystem does not exist.

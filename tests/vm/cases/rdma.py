@@ -3,6 +3,7 @@
 import json
 
 from harness.case import case
+from harness.targets import DISCOVERY
 
 from .machines import TLS
 
@@ -25,7 +26,7 @@ def configuration(**options):
         ("nvmf_create_subsystem", {"nqn": NQN, "allow_any_host": True, "serial_number": "RDMA"}),
         ("nvmf_subsystem_add_ns", {"nqn": NQN, "namespace": {"bdev_name": "Malloc0"}}),
         ("nvmf_subsystem_add_listener", {"nqn": NQN, "listen_address": listener}),
-        ("nvmf_subsystem_add_listener", {"nqn": "nqn.2014-08.org.nvmexpress.discovery", "listen_address": listener}),
+        ("nvmf_subsystem_add_listener", {"nqn": DISCOVERY, "listen_address": listener}),
     ]
     return {
         "subsystems": [
@@ -103,7 +104,7 @@ def serve_by_kernel(guest):
 
 @case("rdma-initiator", on=("ringbolt",), machine=TLS, seconds=60)
 def rdma_initiator(bench):
-    """Our initiator verifies data on the kernel's target and on ours, as a tool and as a bdev, and refuses in words."""
+    """Our initiator verifies data on the kernel's target and on ours, as a tool and as a bdev."""
     guest = bench.guest
     guest.check("rdma link add rxe0 type rxe netdev eth0")
     target, kernel = serve(guest), serve_by_kernel(guest)
@@ -125,5 +126,5 @@ def rdma_initiator(bench):
     guest.check(f"{RPC} spdk_kill_instance sig_name=SIGTERM")
     assert target.wait(60).rc == 0
     port = "/sys/kernel/config/nvmet/ports/9"
-    guest.check(f"rm {port}/subsystems/*; rmdir {port}; cd /sys/kernel/config/nvmet/subsystems/{kernel}; rmdir namespaces/1")
-    guest.check(f"rmdir /sys/kernel/config/nvmet/subsystems/{kernel}; rdma link delete rxe0")
+    subsystem = f"/sys/kernel/config/nvmet/subsystems/{kernel}"
+    guest.check(f"rm {port}/subsystems/*; rmdir {port} {subsystem}/namespaces/1 {subsystem}; rdma link delete rxe0")

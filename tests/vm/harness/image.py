@@ -281,7 +281,8 @@ class Image:
         self.libraries = LIBRARIES + TLS_LIBRARIES * tls
         if tls and release is None:
             release = NEXT_RELEASES.get(os_release()[0])
-        recipe = hashlib.sha256(repr([self.names, self.sources, FILES, MODULES, self.optional, PARAMETERS, self.libraries]).encode())
+        parts = [self.names, self.sources, FILES, MODULES, self.optional, PARAMETERS, self.libraries]
+        recipe = hashlib.sha256(repr(parts).encode())
         for path in sorted(glob.glob(GUEST + "/*")) + [f"{HERE}/{name}.py" for name in ("image", "elf", "modules")]:
             recipe.update(read(path))
         self.vfio, self.newest = vfio, newest

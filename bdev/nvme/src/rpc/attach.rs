@@ -238,7 +238,8 @@ control::parameters! {
         /// Priority of packets on this machine (SO_PRIORITY), 0 to 6, or up to 65535 with CAP_NET_ADMIN; only
         /// over TCP
         priority: Option<SocketPriority>,
-        /// Reserve each namespace, so that no other program writes to it, or reads it either; only over TCP and RDMA
+        /// Reserve each namespace, so that no other program writes to it, or reads it either; only over TCP
+        /// and RDMA
         reservation: Option<ReservationParameter>,
     }
     only("namespaces of unknown command sets are no bdevs") { allow_unrecognized_csi: bool = false }

@@ -2,8 +2,8 @@
 //!
 //! A command has a slot from submission to completion, and the slot owns the request and its buffer. The
 //! controller reads and writes the buffer itself, with the key of its chunk, so the buffer stays until the
-//! response has come or the queue pair is destroyed. The command identifier is the slot's index with some bits
-//! of its generation, so that a response of a faulty controller matches no other command.
+//! response has come or the queue pair is destroyed. The command identifier is the slot's index with some
+//! bits of its generation, so that a response of a faulty controller matches no other command.
 
 use std::collections::VecDeque;
 use std::fmt;

@@ -1,7 +1,8 @@
-//! `filename` as SPDK's fio plugin reads it: transport identifiers such as `trtype=PCIe traddr=0000.04.00.0 ns=1`.
+//! `filename` as SPDK's fio plugin reads it: transport identifiers such as `trtype=PCIe traddr=0000.04.00.0
+//! ns=1`.
 
-/// The URIs of transport identifiers, which are separated by colons; `None` if the text has none. As a colon separates
-/// files in fio, addresses have points in their place, and NQNs and IPv6 addresses escape theirs.
+/// The URIs of transport identifiers, which are separated by colons; `None` if the text has none. As a colon
+/// separates files in fio, addresses have points in their place, and NQNs and IPv6 addresses escape theirs.
 pub(super) fn uris(text: &str) -> Result<Option<Vec<String>>, String> {
     if !begins(text) {
         return Ok(None);

@@ -44,8 +44,8 @@ fn is_send(sqe: &Sqe) -> bool {
 }
 
 impl<L: FabricsLink> FabricsQueue<L> {
-    /// Whether a command of a queue with authentication is rejected, which is answered then: only an authenticated
-    /// host's commands are executed, and those of the authentication.
+    /// Whether a command of a queue with authentication is rejected, which is answered then: only an
+    /// authenticated host's commands are executed, and those of the authentication.
     #[cold]
     pub(crate) fn rejects_unauthenticated(&mut self, sqe: &Sqe) -> bool {
         if is_authentication(sqe) || self.is_authenticated() {
@@ -195,8 +195,8 @@ impl<L: FabricsLink> FabricsQueue<L> {
         }
     }
 
-    /// Takes new keys of the host for its next exchange. A connection that was made without authentication is closed
-    /// when the host has to authenticate: it connects anew.
+    /// Takes new keys of the host for its next exchange. A connection that was made without authentication is
+    /// closed when the host has to authenticate: it connects anew.
     pub(crate) fn apply_keys(&mut self, config: &ConfigSnapshot) {
         let association = match &self.role {
             ConnectionRole::Admin(controller) => controller.association(),

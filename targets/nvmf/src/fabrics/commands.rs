@@ -19,7 +19,7 @@ use super::{
 
 impl<L: FabricsLink> FabricsQueue<L> {
     /// The bytes of host data of an admin or Fabrics command, which the transport then gives to
-    /// [`IoQueue::admin_command`]. `to_host` says whether a data pointer names so many bytes at the host.
+    /// [`IoQueue::admin_command`]. `to_host` returns the bytes of host memory that a data pointer names.
     ///
     /// # Errors
     /// The status to reject it with.

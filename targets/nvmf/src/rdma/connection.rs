@@ -24,10 +24,10 @@ use crate::reservation_watch::ReservedConnection;
 
 /// An NVMe/RDMA connection.
 ///
-/// The shell calls [`receive`](Self::receive) when its queue pair has events, [`complete`](Self::complete) for
-/// each completed device request, and [`flush`](Self::flush) once per poll, which gives the queue pair the
-/// reads, writes and responses that were collected. A command capsule stays in its receive buffer until there
-/// is a slot for it.
+/// The shell calls [`receive`](Self::receive) when its queue pair has events, [`complete`](Self::complete)
+/// for each completed device request, and [`flush`](Self::flush) once per poll, which gives the queue pair
+/// the reads, writes and responses that were collected. A command capsule stays in its receive buffer until
+/// there is a slot for it.
 pub(crate) struct RdmaConnection {
     pub(crate) fabrics: FabricsQueue<RdmaLink>,
     /// Capsules are left in their buffers for a reason that no event ends.

@@ -118,8 +118,8 @@ impl RdmaLink {
         (tag != NO_SLOT).then(|| Slot::from_bits(tag))
     }
 
-    /// The data of a command, in memory that the device can access: its buffers, or a copy. `None` if there is
-    /// no memory for one.
+    /// The data of a command, in memory that the device can access: its buffers, or a copy. `None` if there
+    /// is no memory for one.
     fn shared(&self, queue: &mut IoQueue<RdmaLocation>, slot: Slot, length: u32) -> Option<Data> {
         let data = queue.sending_mut(slot.index()).expect("a command stays until its data is sent");
         match data {
@@ -225,8 +225,8 @@ impl<P: FabricsProtocol> HostLink for RdmaTransport<'_, '_, P> {
     }
 }
 
-/// The host's memory that a keyed descriptor names, which has to have so many bytes (Base 2.0, section
-/// 4.1.2), and the key to invalidate.
+/// The host's memory that a keyed descriptor names (Base 2.0, section 4.1.2), of at least `bytes` bytes, and
+/// the key to invalidate.
 pub(crate) fn keyed(sqe: &Sqe, bytes: u32) -> Result<(PeerMemory, Option<u32>), Status> {
     match sqe.data.sgl() {
         Ok(Sgl::Keyed { address, length, key, invalidate }) => {

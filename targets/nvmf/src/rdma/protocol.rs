@@ -72,7 +72,7 @@ impl RdmaProtocol {
     }
 }
 
-/// Accepts a host by its private data (RDMA Transport 1.0, section 3.3.1). What it says of the queue is
+/// Accepts a host by its private data (RDMA Transport 1.0, section 3.3.1). The queue itself is
 /// checked by Connect.
 fn admit(private_data: &[u8], config: &RdmaNetworkConfig) -> Result<Admission, Vec<u8>> {
     let request = RdmaConnectRequest::decode(private_data).map_err(|error| encode_reject(error).to_vec())?;

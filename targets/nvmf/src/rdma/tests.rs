@@ -225,7 +225,8 @@ proptest! {
         target.end();
     }
 
-    /// Capsules of any bytes, or of commands with some changed, on queues of any state, while hosts come and go.
+    /// Capsules of any bytes, or of commands with some changed, on queues of any state, while hosts come and
+    /// go.
     #[test]
     fn hosts_that_send_anything_harm_nothing(seed: u64, capsules in prop::collection::vec(
         (0..4usize, 0..3u8, prop::collection::vec(any::<u8>(), 0..200), 0..64usize, any::<u8>()), 1..80)

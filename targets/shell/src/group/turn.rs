@@ -1,4 +1,5 @@
-//! Sends of one turn of a core: their bytes are limited, so that bulk transfers do not delay the small answers of others.
+//! Sends of one turn of a core: their bytes are limited, so that bulk transfers do not delay the small
+//! answers of others.
 
 use std::collections::VecDeque;
 use std::io::{IoSlice, IoSliceMut};
@@ -8,19 +9,20 @@ use arrayvec::ArrayVec;
 use slots::Slot;
 use sockets::{ByteStream, FlushStatus, ReceivedDescriptors, RejectedSend, SendPart, TransferResult};
 
-/// Bytes of all connections in a turn: the kernel copies them in well under a millisecond, and a turn costs nothing
-/// beside them.
+/// Bytes of all connections in a turn: the kernel copies them in well under a millisecond, and a turn costs
+/// nothing beside them.
 pub(crate) const TURN_BYTES_MAX: usize = 1 << 20;
-/// Bytes of a connection that has something new to send, although those of the turn are used up: 16 answers of 4 KiB.
-/// A thousand such connections take some tens of milliseconds.
+/// Bytes of a connection that has something new to send, although those of the turn are used up: 16 answers
+/// of 4 KiB. A thousand such connections take some tens of milliseconds.
 pub(crate) const FAIR_BYTES: usize = 64 << 10;
 /// Parts of a send that is cut. A longer one continues in the next turn.
 const CUT_PARTS_MAX: usize = 32;
 
 /// What may still be sent in a turn, and which connections have more.
 ///
-/// A connection with something new to send comes before those that had more than their share: first those, each with
-/// what is left of the turn, at least [`FAIR_BYTES`]; then the others in turn, of which at least one sends in each turn.
+/// A connection with something new to send comes before those that had more than their share: first those,
+/// each with what is left of the turn, at least [`FAIR_BYTES`]; then the others in turn, of which at least
+/// one sends in each turn.
 #[derive(Debug, Default)]
 pub(crate) struct TurnSends {
     left: usize,
