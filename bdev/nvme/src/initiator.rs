@@ -383,6 +383,31 @@ impl Initiator {
         answers.into_iter().map(outcome).fold(Ok(()), Result::and)
     }
 
+    /// Gives up the reservations that connected paths have, each through one path of its name. For the end of
+    /// the program: I/O that is sent later fails once another host has reserved the namespace.
+    pub fn release_reservations(&self) {
+        let groups: Vec<_> = sync::lock(&self.0.groups).values().cloned().collect();
+        let mut answers = Vec::new();
+        for group in groups {
+            let has_reserved = |path: &Arc<ControllerPath>| {
+                path.config.reservation.is_some() && path.status() == PathStatus::Enabled
+            };
+            let (done, answer) = sync_channel(1);
+            if group
+                .paths()
+                .into_iter()
+                .find(has_reserved)
+                .is_some_and(|path| path.submit(PathCommand::Release(done)))
+            {
+                answers.push(answer);
+            }
+        }
+        for answer in answers {
+            // The next program takes over what is not released.
+            _ = blocking::receive_timeout(&answer, DETACH_TIMEOUT);
+        }
+    }
+
     /// Resets all paths of a name, one after the other.
     pub fn reset(&self, name: &str) -> Result<(), InitiatorError> {
         self.operate(name, None, ControllerOperation::Reset, &JobHandle::standalone())

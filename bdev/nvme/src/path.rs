@@ -200,6 +200,8 @@ pub(crate) enum PathCommand {
     Operate(ControllerOperation, ResultSender),
     /// Authenticate with new keys on the admin queue.
     Authenticate(ResultSender),
+    /// Give up the reservations of its namespaces.
+    Release(ResultSender),
     RefreshAna,
 }
 
@@ -247,7 +249,9 @@ impl PathCommand {
             PathCommand::Io { reply, .. } => {
                 send_reply(&reply, Err("the controller is not connected".into()))
             }
-            PathCommand::Operate(_, reply) | PathCommand::Authenticate(reply) => {
+            PathCommand::Operate(_, reply)
+            | PathCommand::Authenticate(reply)
+            | PathCommand::Release(reply) => {
                 send_reply(&reply, Err(OperationError::Busy));
             }
             PathCommand::RefreshAna => {}

@@ -54,6 +54,10 @@ pub(crate) enum ReservationError {
     HeldBy { host_id: [u8; 16], cntlid: u16 },
     /// Another host was faster.
     Conflict,
+    /// This host has a reservation of another type, by another path.
+    OtherType(ReservationType),
+    /// This host had it before, and has it no longer: another program may have written meanwhile.
+    Lost,
     /// A command failed.
     Failed(&'static str, String),
 }
@@ -66,6 +70,13 @@ impl fmt::Display for ReservationError {
                 write!(f, "reserved by another program: host {host}, connected as controller {cntlid}")
             }
             ReservationError::Conflict => write!(f, "another program reserved it at the same time"),
+            ReservationError::OtherType(kind) => {
+                write!(f, "this program has another reservation of it ({kind:?}): give each path the same")
+            }
+            ReservationError::Lost => f.write_str(
+                "its reservation is gone, and another program may have written since: detach the controller, \
+                 and attach it again",
+            ),
             ReservationError::Failed(what, why) => write!(f, "{what}: {why}"),
         }
     }
@@ -87,17 +98,31 @@ impl NamespaceReservation<'_> {
         Uuid::from_bytes(self.host_id).as_u64_pair().0
     }
 
-    /// Takes the reservation, or finds that this host has it.
-    pub(crate) async fn take(&self, reservation: PathReservation) -> Result<(), ReservationError> {
+    /// Takes the reservation, or finds that this host has it. One that `had_it` before, as on a connection that
+    /// was lost, and is not registered any more, does not take it again.
+    pub(crate) async fn take(
+        &self,
+        reservation: PathReservation,
+        had_it: bool,
+    ) -> Result<(), ReservationError> {
         let kind = reservation.kind();
         let status = self.report().await?;
         let own = status.registrants.iter().find(|one| one.host_id == self.host_id);
         if own.is_some_and(|own| own.holder) && status.kind == Some(kind) {
             return Ok(());
         }
+        if own.is_none() && had_it {
+            return Err(ReservationError::Lost);
+        }
+        if let (Some(own), Some(other)) = (own, status.kind)
+            && own.holder
+        {
+            return Err(ReservationError::OtherType(other));
+        }
+        let is_new = own.is_none();
         let holder = other_holder(&status, self.host_id)?;
-        if own.is_none() {
-            self.register(RegisterAction::Register).await?;
+        if is_new {
+            self.register_persistently().await?;
         }
         let (action, other) = match holder {
             Some(holder) => (AcquireAction::Preempt, holder.key),
@@ -105,20 +130,30 @@ impl NamespaceReservation<'_> {
         };
         let acquire = ReservationAcquire { action, ignore_key: false, kind };
         let acquired = self.send_keys("reserving", acquire.to_sqe(), encode_keys(self.key(), other)).await;
-        if acquired == Err(ReservationError::Conflict) {
+        if acquired == Err(ReservationError::Conflict) && is_new {
             // Another host has it: this one must not stay registered.
-            self.register(RegisterAction::Unregister).await?;
+            self.register(RegisterAction::Unregister, PersistChange::None).await?;
         }
         acquired
     }
 
     /// Gives the reservation up, and the registration.
     pub(crate) async fn release(&self) -> Result<(), ReservationError> {
-        self.register(RegisterAction::Unregister).await
+        self.register(RegisterAction::Unregister, PersistChange::None).await
     }
 
-    async fn register(&self, action: RegisterAction) -> Result<(), ReservationError> {
-        let register = ReservationRegister { action, ignore_key: false, persist: PersistChange::None };
+    /// Registers, through a restart of the controller if that can keep registrations.
+    async fn register_persistently(&self) -> Result<(), ReservationError> {
+        match self.register(RegisterAction::Register, PersistChange::Persistent).await {
+            Err(ReservationError::Failed(..)) => {
+                self.register(RegisterAction::Register, PersistChange::None).await
+            }
+            done => done,
+        }
+    }
+
+    async fn register(&self, action: RegisterAction, persist: PersistChange) -> Result<(), ReservationError> {
+        let register = ReservationRegister { action, ignore_key: false, persist };
         let keys = match action {
             RegisterAction::Register => encode_keys(0, self.key()),
             RegisterAction::Unregister | RegisterAction::Replace => encode_keys(self.key(), 0),

@@ -134,6 +134,11 @@ impl Module for NvmeModule {
         methods
     }
 
+    /// Releases reservations, so that the next program need not take them over.
+    fn drain(&self) {
+        self.initiator.release_reservations();
+    }
+
     fn stop(&self) {
         self.hotplug.stop();
         self.initiator.stop_all();

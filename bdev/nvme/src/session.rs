@@ -89,8 +89,15 @@ impl<N: CoreNetwork> PathSession for ControllerSession<N> {
         }
         let scanned = self.identify(&mut controller, &ChangedNamespaces::All).await;
         let (scan, groups) = scanned.map_err(|(what, error)| format!("{what}: {error}"))?;
+        let before = self.reserved.clone();
         for namespace in &scan.identified {
-            self.reserve(&controller, namespace.nsid).await?;
+            if let Err(why) = self.reserve(&controller, namespace.nsid).await {
+                // What it has taken must not stay, unless it had that before.
+                let taken = self.reserved.difference(&before).copied().collect();
+                self.release(&controller, taken).await;
+                self.reserved = before;
+                return Err(why);
+            }
         }
         self.publish(&controller, epoch, scan, groups);
         Ok(controller)
@@ -149,6 +156,11 @@ impl<N: CoreNetwork> PathSession for ControllerSession<N> {
                 Some(PathCommand::Authenticate(reply)) => {
                     let authenticated = controller.reauthenticate().await;
                     send_reply(&reply, authenticated.map_err(OperationError::failed));
+                }
+                Some(PathCommand::Release(reply)) => {
+                    let reserved = std::mem::take(&mut self.reserved);
+                    self.release(controller, reserved).await;
+                    send_reply(&reply, Ok(()));
                 }
                 Some(PathCommand::Admin { sqe, data, reply }) => {
                     send_reply(&reply, self.admin(controller).execute(sqe, data).await);
@@ -259,20 +271,29 @@ impl<N: CoreNetwork> ControllerSession<N> {
             return Err("the controller does not support reservations; attach it without".into());
         }
         let queues = controller.io_queues();
-        let taken = self.reservation_of(&*queues, nsid).take(reservation).await;
+        let had_it = self.reserved.contains(&nsid);
+        let taken = self.reservation_of(&*queues, nsid).take(reservation, had_it).await;
         taken.map_err(|error| format!("namespace {nsid}: {error}"))?;
         self.reserved.insert(nsid);
         Ok(())
     }
 
-    /// Gives up what the path has reserved, unless other paths of the name use it. What cannot be released is
-    /// taken over by the next host, once this one has no controller.
+    /// Gives up what the path has reserved, unless other paths of the name have it too, connected or not.
     async fn release_reservations(&mut self, controller: &AnyController) {
         let paths = self.group.paths();
         let is_last =
-            paths.iter().all(|one| Arc::ptr_eq(one, &self.path) || one.status() != PathStatus::Enabled);
+            paths.iter().all(|one| Arc::ptr_eq(one, &self.path) || one.config.reservation.is_none());
+        let reserved = std::mem::take(&mut self.reserved);
+        if is_last {
+            self.release(controller, reserved).await;
+        }
+    }
+
+    /// Gives reservations up. What cannot be released is taken over by the next host, once this one has no
+    /// controller.
+    async fn release(&self, controller: &AnyController, reserved: BTreeSet<u32>) {
         let queues = controller.io_queues();
-        for nsid in std::mem::take(&mut self.reserved).into_iter().filter(|_| is_last) {
+        for nsid in reserved {
             if let Err(error) = self.reservation_of(&*queues, nsid).release().await {
                 let address = self.path.id().0.controller();
                 log::warn!(target: "bdev_nvme", "{address}: namespace {nsid}: {error}");

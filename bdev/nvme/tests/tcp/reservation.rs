@@ -90,13 +90,32 @@ fn a_reservation_whose_holder_has_no_connection_is_taken_over_and_the_holder_is_
     wait_for("the first to lose its connection", || status() == PathStatus::Reconnecting);
     attach(&second, &address.trsvcid, ids[1], exclusive).unwrap();
     write(&second).unwrap();
-    // It is let in again, and is refused while the second has the reservation.
-    side.target.add_host(NQN, &nqn(ids[0])).unwrap();
-    let paths = || first.initiator.controllers()[0].paths[0].clone();
-    wait_for("the refusal", || {
-        paths().failure.is_some_and(|why| why.contains("reserved by another program"))
-    });
+    second.initiator.release_reservations();
     second.initiator.shutdown();
-    wait_for("the first to be back", || status() == PathStatus::Enabled);
+    // It is let in again, and nothing is reserved. What it sent may be in the way still, so it does not go on.
+    side.target.add_host(NQN, &nqn(ids[0])).unwrap();
+    wait_for("the refusal", || {
+        let failure = first.initiator.controllers()[0].paths[0].failure.clone();
+        failure.is_some_and(|why| why.contains("its reservation is gone"))
+    });
+    assert_eq!(status(), PathStatus::Reconnecting);
+    // Attached again it starts anew.
+    first.initiator.detach("Nvme0", |_| true, &control::JobHandle::standalone()).unwrap();
+    attach(&first, &address.trsvcid, ids[0], exclusive).unwrap();
     write(&first).unwrap();
+}
+
+#[test]
+fn a_path_with_another_type_of_reservation_is_refused_and_the_first_keeps_its_own() {
+    let medium = medium();
+    let side = TargetSide::start(&medium, &["0".into(), "0".into()]);
+    let ports = side.ports();
+    let (first, second) = (HostSide::start(), HostSide::start());
+    let ids = [(); 2].map(|()| *uuid::Uuid::new_v4().as_bytes());
+    let (exclusive, other) = (Some(PathReservation::WriteExclusive), Some(PathReservation::ExclusiveAccess));
+    attach(&first, &ports[0], ids[0], exclusive).unwrap();
+    let refused = attach(&first, &ports[1], ids[0], other).unwrap_err();
+    assert!(refused.contains("this program has another reservation"), "{refused}");
+    write(&first).unwrap();
+    attach(&second, &ports[0], ids[1], exclusive).unwrap_err();
 }
