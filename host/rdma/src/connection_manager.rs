@@ -92,6 +92,7 @@ impl EventChannel {
                     id: Some(id),
                     private_data,
                     initiator_depth: parameters.initiator_depth,
+                    refusal: Vec::new(),
                 };
                 CmEvent::Request { listener: listener.addr(), request }
             }
@@ -328,6 +329,8 @@ pub struct ConnectionRequest {
     private_data: Vec<u8>,
     /// Reads of its memory that may be in flight.
     initiator_depth: u8,
+    /// The message of the rejection, if it is dropped before it is accepted.
+    refusal: Vec<u8>,
 }
 
 impl ConnectionRequest {
@@ -348,16 +351,9 @@ impl ConnectionRequest {
         self.id.as_ref()?.peer()
     }
 
-    /// Rejects the peer with a message.
-    pub(crate) fn reject(mut self, private_data: &[u8]) {
-        self.send_reject(private_data);
-    }
-
-    fn send_reject(&mut self, private_data: &[u8]) {
-        let Some(id) = self.id.take() else { return };
-        let length = private_data.len().min(u8::MAX.into()) as u8;
-        // SAFETY: the identifier is valid, and the data has this length. If it fails, the peer is gone.
-        unsafe { (id.functions.cm.rdma_reject)(id.as_ptr(), private_data.as_ptr().cast(), length) };
+    /// Sets the message of a rejection, which the drop sends unless the peer is accepted.
+    pub(crate) fn refuse_with(&mut self, private_data: &[u8]) {
+        self.refusal = private_data.to_vec();
     }
 
     /// Accepts the peer, after the queue pair was made, with a message. `reads_max` is how many reads of its
@@ -391,7 +387,10 @@ impl ConnectionRequest {
 
 impl Drop for ConnectionRequest {
     fn drop(&mut self) {
-        self.send_reject(&[]);
+        let Some(id) = self.id.take() else { return };
+        let length = self.refusal.len().min(u8::MAX.into()) as u8;
+        // SAFETY: the identifier is valid, and the data has this length. If it fails, the peer is gone.
+        unsafe { (id.functions.cm.rdma_reject)(id.as_ptr(), self.refusal.as_ptr().cast(), length) };
     }
 }
 

@@ -14,6 +14,7 @@ use sockets::{
     StreamAddress, TransferResult,
 };
 
+use crate::RdmaError;
 use crate::connection_manager::{CmEvent, ConnectionRequest, EventChannel, Listener};
 use crate::device::{DeviceConfig, MemoryAccess, RdmaDevice};
 use crate::functions::WorkCompletion;
@@ -39,6 +40,8 @@ pub struct RdmaNetworkConfig {
     pub admit: fn(&[u8], &RdmaNetworkConfig) -> Result<Admission, Vec<u8>>,
     /// Commands in flight on a connection at most, for [`admit`](Self::admit).
     pub commands_max: u32,
+    /// The message of the rejection if resources lack.
+    pub no_resources: Vec<u8>,
 }
 
 /// How a peer is accepted.
@@ -88,10 +91,11 @@ struct RdmaConnection {
 
 impl RdmaNetwork {
     /// The channel of the connection manager, which is opened when it is first needed.
-    fn manager(&mut self) -> io::Result<&EventChannel> {
+    fn manager(&mut self) -> Result<&EventChannel, RdmaError> {
         if self.manager.is_none() {
-            let channel = EventChannel::new().map_err(crate::RdmaError::into_io)?;
-            let watch = self.client.watch(channel.as_fd(), Interest::READABLE, MANAGER)?;
+            let channel = EventChannel::new()?;
+            let watch = self.client.watch(channel.as_fd(), Interest::READABLE, MANAGER);
+            let watch = watch.map_err(|error| RdmaError::Call("watching the connection manager", error))?;
             self.manager = Some((channel, watch));
         }
         Ok(&self.manager.as_ref().expect("it was just opened").0)
@@ -167,7 +171,7 @@ impl RdmaNetwork {
         &mut self,
         request: &ConnectionRequest,
         config: &RdmaNetworkConfig,
-    ) -> io::Result<Rc<RdmaDevice>> {
+    ) -> Result<Rc<RdmaDevice>, RdmaError> {
         let key = RdmaDevice::key_of(request.id());
         if let Some((known, _)) = self.devices.iter().flatten().find(|(known, _)| known.key() == key) {
             return Ok(known.clone());
@@ -178,15 +182,37 @@ impl RdmaNetwork {
             entries_max: ENTRIES_MAX,
             access: MemoryAccess::Own,
         };
-        let opened = RdmaDevice::open(&self.core, request.id(), &wanted);
-        let device = opened.map_err(crate::RdmaError::into_io)?;
+        let device = RdmaDevice::open(&self.core, request.id(), &wanted)?;
         let at = self.devices.iter().position(Option::is_none).unwrap_or(self.devices.len());
-        let watch = self.client.watch(device.as_fd(), Interest::READABLE, at as u64)?;
+        let watch = self.client.watch(device.as_fd(), Interest::READABLE, at as u64);
+        let watch = watch.map_err(|error| RdmaError::Call("watching the device", error))?;
         if at == self.devices.len() {
             self.devices.push(None);
         }
         self.devices[at] = Some((device.clone(), watch));
         Ok(device)
+    }
+
+    fn accept(
+        &mut self,
+        request: ConnectionRequest,
+        config: &RdmaNetworkConfig,
+        admission: &Admission,
+    ) -> Result<ConnectionId, RdmaError> {
+        if self.connections.is_full() {
+            let error = io::Error::other("the core has as many connections as it may");
+            return Err(RdmaError::Call("adding a connection", error));
+        }
+        request.id().migrate(self.manager()?)?;
+        let device = self.device(&request, config)?;
+        let pair = RdmaQueuePair::accept(request, &device, admission.commands, &admission.reply)?;
+        let (number, key) = (pair.number(), pair.key());
+        let slot = self.connections.insert(RdmaConnection { pair, is_ready: false });
+        let id = ConnectionId(slot.unwrap_or_else(|_| unreachable!("it is not full")));
+        self.by_number.insert((device.key(), number), id);
+        self.by_key.insert(key, id);
+        self.mark_ready(id);
+        Ok(id)
     }
 
     /// Closes devices without connections.
@@ -207,34 +233,25 @@ impl Network for RdmaNetwork {
     }
 
     /// Accepts the peer on this core, or rejects it.
-    fn add(&mut self, request: ConnectionRequest) -> io::Result<ConnectionId> {
+    fn add(&mut self, mut request: ConnectionRequest) -> io::Result<ConnectionId> {
         let settings = self.settings.clone();
         let Some(config) = &*settings.0.borrow() else { return Err(io::ErrorKind::Unsupported.into()) };
         let admission = match (config.admit)(request.private_data(), config) {
             Ok(admission) => admission,
             Err(reply) => {
-                request.reject(&reply);
+                request.refuse_with(&reply);
                 return Err(io::ErrorKind::ConnectionRefused.into());
             }
         };
-        if self.connections.is_full() {
-            return Err(io::ErrorKind::QuotaExceeded.into());
-        }
-        let channel = self.manager()?;
-        request.id().migrate(channel).map_err(crate::RdmaError::into_io)?;
-        let device = self.device(&request, config)?;
-        let accepted = RdmaQueuePair::accept(request, &device, admission.commands, &admission.reply);
-        let pair = accepted.map_err(|error| {
-            log::warn!(target: "rdma", "a connection was not accepted: {error}");
+        request.refuse_with(&config.no_resources);
+        let peer = request.peer();
+        self.accept(request, config, &admission).map_err(|error| {
+            // A device that was opened for it is of no use.
+            self.close_unused();
+            let peer = peer.map_or_else(|| "a peer".into(), |peer| peer.to_string());
+            log::warn!(target: "rdma", "{peer} was not accepted: {error}");
             error.into_io()
-        })?;
-        let (number, key) = (pair.number(), pair.key());
-        let slot = self.connections.insert(RdmaConnection { pair, is_ready: false });
-        let id = ConnectionId(slot.unwrap_or_else(|_| unreachable!("it is not full")));
-        self.by_number.insert((device.key(), number), id);
-        self.by_key.insert(key, id);
-        self.mark_ready(id);
-        Ok(id)
+        })
     }
 
     fn poll(&mut self, events: &mut Vec<NetworkEvent<ConnectionRequest>>) -> usize {
@@ -298,7 +315,8 @@ impl Network for RdmaNetwork {
 impl Listen for RdmaNetwork {
     fn listen(&mut self, address: &StreamAddress) -> io::Result<ListenerId> {
         let address = address.tcp().ok_or(io::ErrorKind::Unsupported)?;
-        let listener = Listener::open(self.manager()?, address).map_err(crate::RdmaError::into_io)?;
+        let manager = self.manager().map_err(RdmaError::into_io)?;
+        let listener = Listener::open(manager, address).map_err(RdmaError::into_io)?;
         let slot = self.listeners.insert(listener).map_err(|_| io::ErrorKind::QuotaExceeded)?;
         Ok(ListenerId(slot))
     }

@@ -12,6 +12,12 @@ use crate::functions::{Context, LocalRange, ReceiveRequest};
 /// First bit of the identifiers of receive requests, to tell them from work.
 pub(crate) const RECEIVE: u64 = 1 << 63;
 
+/// Part of the memory of the program that the buffers of a core and a device take at most, if that is more than
+/// [`RECEIVES_MIN`].
+const MEMORY_SHARE: usize = 16;
+/// As few receive buffers as there are.
+const RECEIVES_MIN: usize = 16;
+
 /// Buffers of a number of bytes each, in memory of the core's pool.
 pub(crate) struct ReceiveBuffers {
     /// Several messages lie in each.
@@ -23,7 +29,7 @@ pub(crate) struct ReceiveBuffers {
 }
 
 impl ReceiveBuffers {
-    /// As many buffers as wanted, or fewer if memory lacks; at least one buffer of the pool.
+    /// As many buffers as wanted, or fewer if memory lacks or is small; at least one buffer of the pool.
     ///
     /// # Errors
     /// There is no memory, or the device does not register it.
@@ -33,6 +39,12 @@ impl ReceiveBuffers {
         wanted: u32,
         message_bytes: usize,
     ) -> Result<ReceiveBuffers, RdmaError> {
+        let affordable = core.pool().arena().limit_bytes() / MEMORY_SHARE / message_bytes;
+        let affordable = affordable.max(RECEIVES_MIN) as u32;
+        if affordable < wanted {
+            log::info!(target: "rdma", "{affordable} receive buffers instead of {wanted}: memory is small");
+        }
+        let wanted = wanted.min(affordable);
         let per_buffer = (BUFFER_BYTES_MAX / message_bytes).clamp(1, wanted.max(1) as usize) as u32;
         let mut buffers = ReceiveBuffers { memory: Vec::new(), message_bytes, per_buffer, free: Vec::new() };
         while buffers.count() < wanted {

@@ -30,9 +30,15 @@ use crate::reservation_watch::ReservedConnection;
 /// there is a slot for it.
 pub(crate) struct RdmaConnection {
     pub(crate) fabrics: FabricsQueue<RdmaLink>,
-    /// Capsules are left in their buffers for a reason that no event ends.
-    defers_capsules: bool,
+    /// Capsules are left in their buffers until commands that change reservations are done, of which no event of
+    /// the connection tells. Whatever else they wait for ends with the end of a work.
+    waits_for_reservations: bool,
 }
+
+/// Commands, answers and reads that may be unfinished, as a multiple of the queue's entries.
+const UNFINISHED_MAX: usize = 3;
+/// Identifies what waits for the host in a report of transfers.
+const IN_FLIGHT: u64 = 1 << 63;
 
 /// Why no further capsule is processed now.
 #[derive(PartialEq, Eq)]
@@ -55,7 +61,7 @@ impl RdmaConnection {
         let role = ConnectionRole::AwaitingConnect;
         let link = RdmaLink::default();
         let fabrics = FabricsQueue::new(role, link, port, peer, flow, connect_deadline_ns);
-        RdmaConnection { fabrics, defers_capsules: false }
+        RdmaConnection { fabrics, waits_for_reservations: false }
     }
 
     /// The queue, and what it executes commands with.
@@ -106,6 +112,11 @@ impl RdmaConnection {
         self.fabrics.execute(ready, context);
     }
 
+    /// Commands that change reservations wait for the connection's.
+    fn has_drain_guards(&self) -> bool {
+        !self.fabrics.drain_guards.is_empty()
+    }
+
     /// Processes capsules while they can be accepted.
     fn take_capsules(
         &mut self,
@@ -113,8 +124,10 @@ impl RdmaConnection {
         context: &mut RdmaContext<'_>,
     ) -> Result<Stopped, CloseReason<RdmaProtocolError>> {
         // A host has no more commands in flight than its queue has entries. Those that are answered may have
-        // a slot still, until the device says that the host has the answer.
-        if pair.message_count() > self.fabrics.link.responses.sq_entries as usize {
+        // a slot still, until the device says that the host has the answer: a few, unless the host takes none.
+        let entries = self.fabrics.link.responses.sq_entries as usize;
+        let waiting = pair.message_count();
+        if waiting > entries || waiting + self.fabrics.link.unfinished() > UNFINISHED_MAX * entries {
             return Err(CloseReason::Protocol(RdmaProtocolError::TooManyCommands));
         }
         let mut turn = context.turn_commands();
@@ -125,7 +138,7 @@ impl RdmaConnection {
             if turn == 0 {
                 return Ok(Stopped::TurnIsOver);
             }
-            let is_quiesced = self.fabrics.draining || !self.fabrics.drain_guards.is_empty();
+            let is_quiesced = self.fabrics.draining || self.has_drain_guards();
             let waits_for_authentication = self.fabrics.authentication.is_some()
                 && !self.fabrics.is_authenticated()
                 && !self.fabrics.queue.is_idle();
@@ -207,11 +220,11 @@ impl ProtocolConnection<RdmaProtocol> for RdmaConnection {
         }
         self.take_events(pair, context)?;
         let stopped = self.take_capsules(pair, context)?;
-        self.defers_capsules = stopped == Stopped::Blocked;
+        self.waits_for_reservations = stopped == Stopped::Blocked && self.has_drain_guards();
         Ok(if stopped == Stopped::TurnIsOver { MoreToRead::Yes } else { MoreToRead::No })
     }
 
-    /// Retries ready Copy commands and deferred commands; capsules that are deferred follow in
+    /// Retries ready Copy commands and deferred commands; capsules that need not wait any more follow in
     /// [`receive`](Self::receive).
     fn resume(
         &mut self,
@@ -219,7 +232,8 @@ impl ProtocolConnection<RdmaProtocol> for RdmaConnection {
     ) -> Result<MoreToRead, CloseReason<RdmaProtocolError>> {
         let (queue, mut transport) = self.io(context, None);
         queue.retry(&mut transport);
-        Ok(if self.defers_capsules { MoreToRead::Yes } else { MoreToRead::No })
+        let can_continue = self.waits_for_reservations && !self.has_drain_guards();
+        Ok(if can_continue { MoreToRead::Yes } else { MoreToRead::No })
     }
 
     #[inline]
@@ -241,7 +255,7 @@ impl ProtocolConnection<RdmaProtocol> for RdmaConnection {
 
     #[inline]
     fn is_waiting(&self) -> bool {
-        self.fabrics.queue.is_waiting() || self.fabrics.link.waits_for_memory() || self.defers_capsules
+        self.fabrics.queue.is_waiting() || self.fabrics.link.waits_for_memory() || self.waits_for_reservations
     }
 
     fn begin_drain(&mut self) {
@@ -279,8 +293,12 @@ impl ProtocolConnection<RdmaProtocol> for RdmaConnection {
         self.fabrics.tenant()
     }
 
-    /// The device moves data, and ends the connection if the peer does not.
-    fn transfers(&self, _report: &mut TransferReport) {}
+    /// The device of a host repeats a message as long as there is no receive for it.
+    fn transfers(&self, report: &mut TransferReport) {
+        if let Some(ended) = self.fabrics.link.waits_for_host() {
+            report.waits_for_peer(IN_FLIGHT | ended, 0, 0);
+        }
+    }
 
     fn memory(&mut self) -> Option<&mut MemoryShare> {
         Some(self.fabrics.queue.memory())

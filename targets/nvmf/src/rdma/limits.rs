@@ -16,6 +16,8 @@ const CONNECTIONS_MAX: u32 = 4096;
 const LOGINS_MAX: u32 = 256;
 /// Time for Connect after the connection was made, as over TCP.
 const CONNECT_TIMEOUT_NS: u64 = 10_000_000_000;
+/// Time for a host's device to take an answer or to give data, as over TCP.
+const TRANSFER_TIMEOUT_NS: u64 = 10_000_000_000;
 /// Buffers that one connection holds at most: a full queue of the largest commands.
 const CONNECTION_BYTES_MAX: usize = 16 << 20;
 
@@ -104,6 +106,7 @@ impl RdmaTransportConfig {
                 connections: ConnectionLimits::new(CONNECTIONS_MAX),
                 logins_max: LOGINS_MAX,
                 drain_timeout_ns: DRAIN_TIMEOUT_NS,
+                transfer_timeout_ns: TRANSFER_TIMEOUT_NS,
                 ..GroupLimits::default()
             },
             receives: self.max_srq_depth,

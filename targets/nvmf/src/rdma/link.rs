@@ -50,6 +50,8 @@ pub(crate) struct RdmaLink {
     outgoing: VecDeque<Outgoing>,
     /// Works of the queue pair that have not ended.
     in_flight: u32,
+    /// Works that have ended, ever; wraps.
+    ended: u64,
     /// Keys that the host wants to be invalidated with the response, by command identifier.
     invalidated_keys: HashMap<u16, u32>,
     /// For data that the device cannot access; set by the first turn.
@@ -62,6 +64,16 @@ impl RdmaLink {
     /// Whether everything was sent.
     pub(crate) fn is_empty(&self) -> bool {
         self.outgoing.is_empty() && self.in_flight == 0
+    }
+
+    /// Answers and reads that are not done.
+    pub(crate) fn unfinished(&self) -> usize {
+        self.outgoing.len() + self.in_flight as usize
+    }
+
+    /// What the host's device has still to do, by the number of what it has done; `None` if nothing.
+    pub(crate) fn waits_for_host(&self) -> Option<u64> {
+        (self.in_flight > 0).then_some(self.ended)
     }
 
     /// Whether data waits for memory.
@@ -115,6 +127,7 @@ impl RdmaLink {
     /// A work has ended; the command of its tag, whose data was sent.
     pub(crate) fn ended(&mut self, tag: u64) -> Option<Slot> {
         self.in_flight -= 1;
+        self.ended = self.ended.wrapping_add(1);
         (tag != NO_SLOT).then(|| Slot::from_bits(tag))
     }
 

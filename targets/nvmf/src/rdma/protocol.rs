@@ -9,7 +9,7 @@ use rdma::{Admission, RdmaNetworkConfig, RdmaNetworkSettings};
 use reactor::Core;
 use target_shell::{Accepted, Connections, IoContext, Protocol};
 use wire_nvme::log::{TransportAddress, TransportType};
-use wire_nvme::rdma::{RdmaConnectRequest, encode_accept, encode_reject};
+use wire_nvme::rdma::{RdmaConnectError, RdmaConnectRequest, encode_accept, encode_reject};
 use wire_nvme::sqe;
 
 use super::connection::RdmaConnection;
@@ -64,6 +64,7 @@ impl RdmaProtocol {
             receives: limits.receives,
             commands_max: controller.io_queue_entries_max.max(controller.admin_queue_entries_max),
             admit,
+            no_resources: encode_reject(RdmaConnectError::NoResources).to_vec(),
         });
         RdmaProtocol {
             core: FabricsCore::new(limits.fabrics, directory),
@@ -155,7 +156,13 @@ mod tests {
 
     #[test]
     fn a_host_is_accepted_with_as_many_commands_as_there_may_be_and_rejected_with_the_reason() {
-        let config = RdmaNetworkConfig { message_bytes: 64, receives: 1, commands_max: 128, admit };
+        let config = RdmaNetworkConfig {
+            message_bytes: 64,
+            receives: 1,
+            commands_max: 128,
+            admit,
+            no_resources: Vec::new(),
+        };
         let request = |send_entries| {
             RdmaConnectRequest { qid: 1, receive_entries: 9, send_entries, cntlid: 0 }.encode()
         };
