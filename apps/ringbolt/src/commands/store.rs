@@ -10,6 +10,8 @@ mod map;
 mod nodes;
 mod pool;
 mod reclaim;
+mod scrub;
+mod scrub_records;
 mod set;
 mod space;
 mod status;
@@ -39,6 +41,7 @@ use map::MapCommand;
 use nodes::RunningNodes;
 use pool::PoolCommand;
 use reclaim::ReclaimArgs;
+use scrub::ScrubCommand;
 use set::SetArgs;
 use status::OkToStopArgs;
 pub(crate) use status::{VolumeCounts, count_volumes};
@@ -104,10 +107,16 @@ pub(crate) enum StoreCommand {
     /// Give a node another share of the data: some replicas move to it, or from it to others
     #[command(after_help = "Example:\n  ringbolt store weight 2 5120")]
     Weight(WeightArgs),
-    /// Change how the cluster recovers while it runs: `noout` keeps replicas of nodes that are down where
-    /// they are, `recovery-rate` bounds what nodes copy
+    /// Read every copy of every block and compare them: damaged ones are written again, and copies that differ
+    /// are reported
+    #[command(subcommand)]
+    Scrub(ScrubCommand),
+    /// Change how the cluster recovers and scrubs while it runs: `noout` keeps replicas of nodes that are down
+    /// where they are, `recovery-rate` bounds what nodes copy, `scrub-every` and `scrub-rate` say when groups
+    /// are scrubbed and how fast
     #[command(after_help = "Examples:\n  ringbolt store set noout=on\n  \
-        ringbolt store set noout=off recovery-rate=50m\n  ringbolt store set recovery-rate=off --json\n\n\
+        ringbolt store set noout=off recovery-rate=50m\n  ringbolt store set recovery-rate=off --json\n  \
+        ringbolt store set scrub-every=14d scrub-rate=50m\n\n\
         All nodes follow, and `ringbolt store status` shows it. A node that is out already stays out: \
         `ringbolt store in` takes it in.")]
     Set(SetArgs),
@@ -232,6 +241,7 @@ pub(crate) fn run(command: StoreCommand) -> Result<(), CommandError> {
         StoreCommand::In(options) => set_out(&options, None),
         StoreCommand::RemoveNode(options) => remove_node(&options),
         StoreCommand::Weight(options) => set_weight(&options),
+        StoreCommand::Scrub(command) => scrub::run(&command),
         StoreCommand::Set(options) => set::run(&options),
         StoreCommand::Tls(options) => set_tls(&options),
         StoreCommand::AcceptLoss(options) => accept_loss::run(&options),
