@@ -148,7 +148,7 @@ impl ScrubSettings {
             return None;
         }
         let after_s = last.map_or(since_s, |last| last.ended_s).max(self.stopped_s);
-        let phase_s = u64::from(group.wrapping_mul(0x9e37_79b9)) * self.every_s >> 32;
+        let phase_s = (u64::from(group.wrapping_mul(0x9e37_79b9)) * self.every_s) >> 32;
         let periods = after_s.saturating_sub(phase_s) / self.every_s;
         let due_s = periods * self.every_s + phase_s;
         Some(if due_s > after_s { due_s } else { due_s + self.every_s })
