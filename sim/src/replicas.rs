@@ -68,6 +68,11 @@ fn has_sessions(seed: u64) -> bool {
     matches!(seed % 5, 0 | 2 | 4)
 }
 
+/// Whether primaries scrub blocks. Seeds that failed before they did are odd.
+fn scrubs(seed: u64) -> bool {
+    seed.is_multiple_of(2)
+}
+
 /// Drawn apart, as leases are. Some clients lose their sessions while they are cut off, others do not.
 fn session_timeout_ns(seed: u64) -> u64 {
     300 * MS + WyRand::new(seed.rotate_left(32)).below(3000 * MS)
@@ -100,6 +105,10 @@ pub(crate) fn run(seed: u64, fault: Option<PlantedReplicaFault>) -> Result<SeedR
     // Drawn apart, so that seeds repeat that failed before pools could change.
     cluster.random_demand = (seed % 3 == 1).then(|| WyRand::new(seed.rotate_left(17)));
     cluster.change_demand();
+    if scrubs(seed) {
+        cluster.random_scrub = Some(WyRand::new(seed.rotate_left(47)));
+        cluster.schedule(0, Happening::Scrub);
+    }
     let damaged_node = random.index(nodes);
     let mut run = Run { cluster, clients, faults: 0, chaos_interval_ns, chaos_end_ns, damaged_node };
     let outcome = run.carry_out();
@@ -111,6 +120,8 @@ pub(crate) fn run(seed: u64, fault: Option<PlantedReplicaFault>) -> Result<SeedR
         faults: run.faults,
         transfers: run.cluster.transfers,
         aged: run.cluster.aged,
+        scrubbed: run.cluster.scrubbed,
+        scrub_repairs: run.cluster.scrub_repairs,
         may_have_lost: run.cluster.may_have_lost,
         simulated_ns: at_ns,
         turns: run.cluster.turns,
@@ -137,6 +148,7 @@ impl Run {
         // What was wrong before it stood still is the better answer.
         let unanswered = self.clients.pending();
         self.clients.check(self.cluster.has_revived)?;
+        self.cluster.scrub_difference.take().map_or(Ok(()), Err)?;
         if (unanswered > 0 || !self.is_back()) && self.has_lost_block() {
             return Ok(());
         }
@@ -180,6 +192,7 @@ impl Run {
                 }
                 Some(Happening::Preference) => self.cluster.remind_of_preference(),
                 Some(Happening::Demand) => self.cluster.change_demand(),
+                Some(Happening::Scrub) => self.cluster.scrub(self.clients.blocks()),
                 Some(Happening::LeaveCut { node }) if self.cluster.leaves => {
                     self.cluster.cut_from_others(node)
                 }

@@ -46,6 +46,10 @@ pub struct SeedReport {
     pub transfers: u64,
     /// Disks that were put back from a copy, and logs that lost their ends.
     pub aged: u64,
+    /// Blocks that primaries compared with what the members have.
+    pub scrubbed: u64,
+    /// Copies of these that could not be read, and were written again.
+    pub scrub_repairs: u64,
     /// Such a disk was alone, and nothing outside of it showed that: the run ended there, since acknowledged
     /// data may be lost.
     pub may_have_lost: bool,

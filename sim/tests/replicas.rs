@@ -6,17 +6,21 @@ use sim::scenario::{PlantedReplicaFault, run_replicas};
 #[test]
 fn what_clients_see_of_a_block_is_linearizable() {
     let (mut requests, mut faults, mut with_transfers) = (0, 0, 0);
-    let (mut aged, mut unchecked) = (0, 0);
+    let (mut aged, mut unchecked, mut scrubbed, mut scrub_repairs) = (0, 0, 0, 0);
     for seed in 1..=300 {
         let report = run_replicas(seed, None).unwrap_or_else(|failure| panic!("{failure}"));
         requests += report.succeeded;
         faults += report.faults;
         with_transfers += u64::from(report.transfers > 0);
         aged += report.aged;
+        scrubbed += report.scrubbed;
+        scrub_repairs += report.scrub_repairs;
         unchecked += u64::from(report.may_have_lost);
     }
     // Disks are older than they were, and what that may cost by the guarantees is uncommon.
     assert!(aged > 300 && unchecked < 25, "{aged} {unchecked}");
+    // Scrubs find what members cannot read.
+    assert!(scrubbed > 3_000 && scrub_repairs > 10, "{scrubbed} {scrub_repairs}");
     // Primaries hand over to the preferred one in most seeds.
     assert!(with_transfers > 150, "{with_transfers}");
     assert!(requests > 30_000 && faults > 3_000, "{requests} {faults}");

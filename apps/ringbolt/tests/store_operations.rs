@@ -200,7 +200,10 @@ fn replicas_stay_while_noout_is_on_and_copies_keep_their_rate() {
         let refused = stderr_of(&cluster.run(&["store", "set", setting]));
         assert!(refused.contains(reason), "{refused}");
     }
-    assert_eq!(cluster.ok(&["store", "set", "noout=on"]), "noout=on recovery-rate=off\n");
+    assert_eq!(
+        cluster.ok(&["store", "set", "noout=on"]),
+        "noout=on recovery-rate=off scrub-every=7d scrub-rate=20971520\n"
+    );
     let set = json(&cluster.ok(&["store", "set", "recovery-rate=1m", "--json"]));
     assert_eq!((&set["noout"], &set["recovery_bytes_per_second"]), (&true.into(), &(1 << 20).into()));
     let lines = cluster.ok(&["store", "status"]);

@@ -7,11 +7,12 @@ use std::sync::Arc;
 use random::WyRand;
 use replica::{
     ClientReply, ClientRequest, EntryId, GroupConfig, GroupMemory, PlantedReplicaFault, Replica,
-    ReplicaAction, ReplicaEvent, ReplicaId, ReplicaMessage, ReplicaSettings,
+    ReplicaAction, ReplicaEvent, ReplicaId, ReplicaMessage, ReplicaSettings, ScrubOutcome,
 };
 use wire_replica::{EncodedFrame, Frame, FrameHeader};
 
-use super::disk::{DiskSnapshot, ReplicaDisk, WaitingRead};
+use super::clients::VALUE_BYTES;
+use super::disk::{BlockKey, DiskSnapshot, ReplicaDisk, WaitingRead};
 use super::{MS, US};
 
 /// The logical group.
@@ -52,6 +53,8 @@ pub(crate) enum Happening {
     Preference,
     /// The pool demands another number of replicas in sync.
     Demand,
+    /// The primary scrubs a block.
+    Scrub,
     /// A fault begins or ends.
     Chaos,
     /// Links that fail are cut.
@@ -181,6 +184,13 @@ pub(crate) struct ReplicaCluster {
     pub(crate) transfers: u64,
     /// What the pool demands changes with these numbers, if it does.
     pub(crate) random_demand: Option<WyRand>,
+    /// Blocks are scrubbed with these numbers, if they are.
+    pub(crate) random_scrub: Option<WyRand>,
+    /// Blocks that were compared, and those that members could not read.
+    pub(crate) scrubbed: u64,
+    pub(crate) scrub_repairs: u64,
+    /// What a scrub found to differ: replicas never do.
+    pub(crate) scrub_difference: Option<String>,
     settings: ReplicaSettings,
     fault: Option<PlantedReplicaFault>,
     /// What is sent goes through its encoding.
@@ -268,6 +278,10 @@ impl ReplicaCluster {
             aged: 0,
             transfers: 0,
             random_demand: None,
+            random_scrub: None,
+            scrubbed: 0,
+            scrub_repairs: 0,
+            scrub_difference: None,
             settings,
             fault,
             encodes,
@@ -520,6 +534,31 @@ impl ReplicaCluster {
         self.random_demand = Some(random);
     }
 
+    /// The primary scrubs one of these blocks, which clients may write meanwhile.
+    pub(crate) fn scrub(&mut self, blocks: &[BlockKey]) {
+        let Some(mut random) = self.random_scrub.take() else { return };
+        let (object, offset) = blocks[random.index(blocks.len())];
+        // A node that was the primary until now gets it too, and one that becomes it.
+        for node in 0..self.nodes.len() {
+            let (incarnation, scrub) = (self.nodes[node].incarnation, random.below(u64::MAX));
+            let event = ReplicaEvent::Scrub { scrub, object, offset, length: VALUE_BYTES };
+            self.schedule(random.below(MS), Happening::Storage { node, incarnation, event });
+        }
+        self.schedule(random.below(40 * MS), Happening::Scrub);
+        self.random_scrub = Some(random);
+    }
+
+    fn scrubbed(&mut self, node: NodeIndex, outcome: &ScrubOutcome) {
+        let ScrubOutcome::Compared(findings) = outcome else { return };
+        self.scrubbed += 1;
+        self.scrub_repairs += findings.unreadable.len() as u64;
+        if !findings.differing.is_empty() {
+            let at_ms = self.now_ns / MS;
+            let text = format!("a scrub of primary {node} after {at_ms} ms found {:?}", findings.differing);
+            self.scrub_difference.get_or_insert(text);
+        }
+    }
+
     /// Whether the preferred node is the primary, if there is one.
     pub(crate) fn is_primary_preferred(&self) -> bool {
         self.preferred.is_none_or(|preferred| self.map.primary == ReplicaId(preferred as u32))
@@ -734,6 +773,7 @@ impl ReplicaCluster {
                 disk.incarnation = incarnation;
                 self.memories[node].incarnation = incarnation;
             }
+            ReplicaAction::Scrubbed { outcome, .. } => self.scrubbed(node, &outcome),
             ReplicaAction::Propose(config) => self.send_to_map(node, Some(config)),
         }
     }

@@ -32,8 +32,9 @@ use crate::groups::{self, COUNTED_END, random_volume, range_of};
 use crate::keys::check_client_key;
 use crate::{
     AcceptedLoss, ClientKeyRecord, ClusterMap, ClusterSettings, DeviceId, DeviceRecord, GroupId, GroupRecord,
-    ImageEntry, ImageLock, KeyName, LeaseHolder, LeaseOutcome, MapBackup, MapChanges, MapError, MapPosition,
-    NodeId, NodeMemory, NodeRecord, OutReason, PoolRecord, Proposed, RecoverySettings, RemovedImage,
+    GroupScrub, ImageEntry, ImageLock, KeyName, LeaseHolder, LeaseOutcome, MapBackup, MapChanges, MapError,
+    MapPosition, NodeId, NodeMemory, NodeRecord, OutReason, PoolRecord, Proposed, RecoverySettings,
+    RemovedImage, ScrubSettings,
 };
 use client::{EtcdClient, EtcdLocation};
 pub(crate) use connection::HttpError;
@@ -156,6 +157,23 @@ impl EtcdMap {
             },
             None => Ok(()),
         }
+    }
+
+    /// Changes a record that has a default, if it is still what is known.
+    fn change_settings<T>(&self, name: &str, known: &T, to: &T) -> Result<bool, MapError>
+    where
+        T: Default + PartialEq + Serialize + DeserializeOwned,
+    {
+        let key = self.key(name);
+        let found = self.client.get(&key)?;
+        let current = found.as_ref().map_or(Ok(T::default()), |it| decode(name, it))?;
+        if current != *known {
+            return Ok(false);
+        }
+        let compare = found.map_or(version_is(&key, 0), |found| revision_is(&key, found.mod_revision));
+        let is_changed = self.transaction(&put_if(&compare, &key, &encode(to)))?.succeeded;
+        // Its answer may have been lost, and it was repeated.
+        Ok(is_changed || self.get(name)?.is_some_and(|now: T| now == *to))
     }
 
     fn group_key(&self, id: GroupId) -> String {
@@ -651,16 +669,24 @@ impl ClusterMap for EtcdMap {
 
     fn change_recovery(&self, known: &RecoverySettings, to: &RecoverySettings) -> Result<bool, MapError> {
         to.check()?;
-        let key = self.key("recovery");
-        let found = self.client.get(&key)?;
-        let current = found.as_ref().map_or(Ok(RecoverySettings::default()), |it| decode("recovery", it))?;
-        if current != *known {
-            return Ok(false);
-        }
-        let compare = found.map_or(version_is(&key, 0), |found| revision_is(&key, found.mod_revision));
-        let is_changed = self.transaction(&put_if(&compare, &key, &encode(to)))?.succeeded;
-        // Its answer may have been lost, and it was repeated.
-        Ok(is_changed || self.recovery()? == *to)
+        self.change_settings("recovery", known, to)
+    }
+
+    fn scrub(&self) -> Result<ScrubSettings, MapError> {
+        Ok(self.get("scrub")?.unwrap_or_default())
+    }
+
+    fn change_scrub(&self, known: &ScrubSettings, to: &ScrubSettings) -> Result<bool, MapError> {
+        to.check()?;
+        self.change_settings("scrub", known, to)
+    }
+
+    fn group_scrubs(&self) -> Result<BTreeMap<GroupId, GroupScrub>, MapError> {
+        Ok(self.numbered("scrubs/")?.into_iter().map(|(id, scrub)| (GroupId(id), scrub)).collect())
+    }
+
+    fn put_group_scrub(&self, group: GroupId, scrub: &GroupScrub) -> Result<(), MapError> {
+        self.put(&format!("scrubs/{}", group.0), scrub)
     }
 
     fn node_memories(&self) -> Result<BTreeMap<NodeId, NodeMemory>, MapError> {

@@ -44,6 +44,7 @@ mod placement;
 mod position;
 mod record;
 mod recovery;
+mod scrub;
 mod settings;
 
 pub use backup::MapBackup;
@@ -63,6 +64,7 @@ pub use record::{
     TrashedImage,
 };
 pub use recovery::RecoverySettings;
+pub use scrub::{GroupScrub, ScrubDifference, ScrubSettings, ScrubStart};
 pub use settings::ClusterSettings;
 pub use wire_replica::{EntryId, GroupConfig, KeyName, ReplicaId};
 
@@ -380,6 +382,30 @@ pub trait ClusterMap: Send + Sync {
     /// # Errors
     /// [`MapError::Invalid`] if the rate is too low.
     fn change_recovery(&self, known: &RecoverySettings, to: &RecoverySettings) -> Result<bool, MapError>;
+
+    /// When groups are scrubbed. A map without it has the default.
+    ///
+    /// # Errors
+    /// [`MapError`].
+    fn scrub(&self) -> Result<ScrubSettings, MapError>;
+
+    /// Changes it if it is still `known`. Returns whether it is changed.
+    ///
+    /// # Errors
+    /// [`MapError::Invalid`] if no scrub would end with it.
+    fn change_scrub(&self, known: &ScrubSettings, to: &ScrubSettings) -> Result<bool, MapError>;
+
+    /// By group, the last scrub that was finished. Changes of it need not be reported.
+    ///
+    /// # Errors
+    /// [`MapError`].
+    fn group_scrubs(&self) -> Result<BTreeMap<GroupId, GroupScrub>, MapError>;
+
+    /// Replaces what is known of the last scrub of a group; its primary does.
+    ///
+    /// # Errors
+    /// [`MapError`].
+    fn put_group_scrub(&self, group: GroupId, scrub: &GroupScrub) -> Result<(), MapError>;
 
     /// What each node has seen. Changes of it are not reported.
     ///

@@ -33,12 +33,16 @@ use crate::groups::{self, COUNTED_END, random_volume, range_of};
 use crate::keys::check_client_key;
 use crate::{
     AcceptedLoss, ClientKeyRecord, ClusterMap, ClusterSettings, DeviceId, DeviceRecord, GroupId, GroupRecord,
-    ImageEntry, ImageLock, KeyName, LeaseHolder, LeaseOutcome, MapBackup, MapChanges, MapError, MapPosition,
-    NodeId, NodeMemory, NodeRecord, OutReason, PoolRecord, Proposed, RecoverySettings, RemovedImage,
+    GroupScrub, ImageEntry, ImageLock, KeyName, LeaseHolder, LeaseOutcome, MapBackup, MapChanges, MapError,
+    MapPosition, NodeId, NodeMemory, NodeRecord, OutReason, PoolRecord, Proposed, RecoverySettings,
+    RemovedImage, ScrubSettings,
 };
 
 /// The record of how the cluster recovers.
 const RECOVERY: &str = "recovery";
+/// The record of when groups are scrubbed, and the directory of what was found.
+const SCRUB: &str = "scrub";
+const SCRUBS: &str = "scrubs";
 /// The directories of records.
 const DIRECTORIES: [&str; 19] = [
     "nodes",
@@ -702,6 +706,28 @@ impl ClusterMap for LocalMap {
             return Ok(false);
         }
         self.publish(Path::new(RECOVERY), to, Publish::Replace)
+    }
+
+    fn scrub(&self) -> Result<ScrubSettings, MapError> {
+        Ok(self.read(Path::new(SCRUB))?.unwrap_or_default())
+    }
+
+    fn change_scrub(&self, known: &ScrubSettings, to: &ScrubSettings) -> Result<bool, MapError> {
+        to.check()?;
+        // Of two changes at a time the second one sees the first.
+        let _changes = self.lock_names(FlockOperation::LockExclusive)?;
+        if self.scrub()? != *known {
+            return Ok(false);
+        }
+        self.publish(Path::new(SCRUB), to, Publish::Replace)
+    }
+
+    fn group_scrubs(&self) -> Result<BTreeMap<GroupId, GroupScrub>, MapError> {
+        Ok(self.numbered(SCRUBS)?.into_iter().map(|(id, scrub)| (GroupId(id), scrub)).collect())
+    }
+
+    fn put_group_scrub(&self, group: GroupId, scrub: &GroupScrub) -> Result<(), MapError> {
+        self.put_in(SCRUBS, group.0, scrub)
     }
 
     fn node_memories(&self) -> Result<BTreeMap<NodeId, NodeMemory>, MapError> {

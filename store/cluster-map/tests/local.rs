@@ -12,6 +12,7 @@ use records::{
     an_older_copy_gives_no_number_twice_and_says_what_it_is, client_keys_come_and_go, holder,
     images_get_other_names, node, one_process_holds_the_lease_of_a_node,
     pools_get_other_names_and_numbers_of_replicas, race, record, recovery_changes_from_what_was_read,
+    scrubs_are_started_from_what_was_read_and_their_ends_are_kept,
     settings_are_given_once_before_there_are_nodes, what_nodes_have_seen_is_kept,
 };
 use uuid::Uuid;
@@ -424,6 +425,7 @@ fn lease_and_grace_never_change() {
     settings_are_given_once_before_there_are_nodes(&map);
     what_nodes_have_seen_is_kept(&map);
     recovery_changes_from_what_was_read(&map);
+    scrubs_are_started_from_what_was_read_and_their_ends_are_kept(&map);
     // Those that fence nothing, and what a later version may have, are errors and no default.
     let path = file.0.join("settings");
     std::fs::write(&path, br#"{"lease_ms":500,"grace_ms":450}"#).unwrap();

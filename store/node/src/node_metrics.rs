@@ -20,6 +20,12 @@ control::metrics! {
         /// Times of these requests together, from arrival at the primary to the answer of a read, and to the
         /// commitment of a write
         TIME = "ringbolt_store_volume_seconds": counter ("seconds") [volume, operation];
+        /// Bytes of objects that scrubs have compared at all members of their groups, by the primary's node
+        SCRUBBED = "ringbolt_store_scrubbed_bytes": counter ("bytes");
+        /// Copies of blocks that scrubs have found; `finding` is `damaged` for those that could not be read,
+        /// `repaired` for those of them that were written again, and `differing` for other data than the
+        /// primary's
+        FINDINGS = "ringbolt_store_scrub_findings": counter [finding];
     }
 }
 
@@ -35,6 +41,13 @@ pub(crate) fn collect(server: &NodeServer, samples: &mut MetricSamples) {
     samples.add(&CONNECTIONS, &["tls"], tls);
     samples.add(&CONNECTIONS, &["plain"], plain);
     samples.add(&REFUSED, &[], refused);
+    let scrub = server.scrub_status();
+    samples.add(&SCRUBBED, &[], scrub.bytes);
+    for (finding, count) in
+        [("damaged", scrub.damaged), ("repaired", scrub.repaired), ("differing", scrub.differing)]
+    {
+        samples.add(&FINDINGS, &[finding], count);
+    }
     let mut volumes: Vec<_> = server.volumes().into_iter().collect();
     volumes.sort_by_key(|(_, stats)| Reverse(stats.reads.saturating_add(stats.writes)));
     for (volume, stats) in volumes.into_iter().take(VOLUMES_MAX) {

@@ -8,14 +8,16 @@ use bdev::{BlockDevice, Durability, Registry};
 use cluster_map::{PartitionSize, PoolClass, PoolRecord};
 use control::JobHandle;
 use reactor::Core;
-use replica::{CopyPacer, ReplicaId, ReplicaSettings, VolumeStats, VolumeTotals};
+use replica::{CopyPacer, ObjectPart, ReplicaId, ReplicaSettings, VolumeStats, VolumeTotals};
 use wire_store::Superblock;
 
 use crate::device::join_all;
 use crate::device_memory::DeviceMemory;
 use crate::disks::{StoreBdevs, StoreDescriptors, StoreDisks, open_store};
 use crate::node::{close_shards, describe_shards};
+use crate::once::once;
 use crate::shard::replication::{Outbox, ReplicaInput, ReplicaOptions, start};
+use crate::shard::scrub_state::ScrubStep;
 use crate::shard::{Reply, ShardHandle, ShardOperation, ShardRequest};
 use crate::spare::{self, SPARE_GROUP};
 use crate::tuning::StoreTuning;
@@ -514,6 +516,15 @@ impl ReplicaHandle {
     /// What its group uses of its partition, as of the last batch in place or checkpoint.
     pub fn used(&self) -> PartitionSize {
         self.0.used()
+    }
+
+    /// Compares the part after another one with what the other members of its group have.
+    pub(crate) async fn scrub(&self, after: Option<ObjectPart>) -> Result<ScrubStep, StoreError> {
+        let (answer, step) = once();
+        let operation = ShardOperation::Scrub { after, answer };
+        let request = ShardRequest { operation, reply: Reply::None };
+        self.0.send(request).map_err(|_| StoreError::Busy)?;
+        step.await.ok_or(StoreError::Closed)
     }
 
     /// Hands it something; `false` if too much waits for its core already, and it is dropped.

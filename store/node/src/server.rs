@@ -14,6 +14,7 @@ mod membership;
 mod memory;
 mod preferred;
 mod report;
+pub(crate) mod scrub;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -42,6 +43,7 @@ use map_watch::{MapWatch, MapWatchConfig, Proposals, Refusal, SeenMap};
 pub use membership::NoRoom;
 use memory::KeptMemory;
 use report::NodeReport;
+use scrub::{ScrubStatus, Scrubber};
 
 /// Messages that wait for the connections, from all cores.
 const HUB_MAILBOX: usize = 16 << 10;
@@ -90,6 +92,7 @@ pub struct NodeServer {
     report: Arc<NodeReport>,
     hub: MailboxSender<HubInput>,
     map: Option<MapWatch>,
+    scrubber: Option<Scrubber>,
 }
 
 /// The outbox of a group: what it sends goes to the connections' core, its proposals to the map's thread.
@@ -257,6 +260,7 @@ impl NodeServer {
         let without_room: Arc<Mutex<BTreeMap<u32, NoRoom>>> = Arc::default();
         let addresses: Arc<Mutex<BTreeMap<ReplicaId, NodeAddress>>> = Arc::default();
         let seen: Arc<Mutex<SeenMap>> = Arc::default();
+        let scrubber = Scrubber::start(config.map.clone(), id.0, node.clone());
         let report = Arc::new(NodeReport {
             node: node.clone(),
             is_leaving: AtomicBool::new(false),
@@ -271,6 +275,7 @@ impl NodeServer {
             addresses: addresses.clone(),
             connections,
             seen: seen.clone(),
+            scrub: scrubber.status.clone(),
         });
         report::start_reporter(&report, hub.clone());
         let cluster_map = config.map.clone();
@@ -297,6 +302,7 @@ impl NodeServer {
             without_room,
             addresses,
             memory,
+            scrubs: scrubber.inputs.clone(),
             replicas: node.clone(),
             host: match cores {
                 StoreCores::Reactors(reactors) => Some(reactors.to_vec()),
@@ -305,7 +311,7 @@ impl NodeServer {
             },
         };
         let map = Some(MapWatch::start(watch, receiver));
-        Ok(NodeServer { cluster_map, report, hub, map })
+        Ok(NodeServer { cluster_map, report, hub, map, scrubber: Some(scrubber) })
     }
 
     /// Its number.
@@ -341,6 +347,11 @@ impl NodeServer {
         self.report.node.volumes()
     }
 
+    /// What its scrubs do, and did since it started.
+    pub(crate) fn scrub_status(&self) -> ScrubStatus {
+        sync::lock(&self.report.scrub).clone()
+    }
+
     /// Its connections with TLS and without, and those that were refused because there were too many.
     pub fn connections(&self) -> (u32, u32, u64) {
         self.report.connections.read()
@@ -352,7 +363,9 @@ impl NodeServer {
         if self.hub.send(HubInput::Close(sender)).is_ok() {
             receiver.await;
         }
+        let scrubber = self.scrubber.take().inspect(Scrubber::stop);
         self.map.take().into_iter().for_each(MapWatch::stop);
         self.report.node.close().await;
+        scrubber.into_iter().for_each(Scrubber::join);
     }
 }

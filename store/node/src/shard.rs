@@ -25,6 +25,8 @@ mod placed;
 mod reads;
 pub(crate) mod replication;
 mod room;
+mod scrub;
+pub(crate) mod scrub_state;
 mod unplaced;
 
 use std::cell::RefCell;
@@ -327,10 +329,13 @@ impl Shard {
             ShardOperation::Close => {
                 self.is_closing = true;
                 self.closing.push(request.reply);
+                self.end_scrubs();
                 self.wake_background();
             }
             ShardOperation::Describe => request.reply.send_description(self.describe()),
             ShardOperation::Replica(input) => self.take_input(*input),
+            // Without a replica that acts it is dropped, which its owner sees.
+            ShardOperation::Scrub { after, answer } => self.add_scrub(after, answer),
             ShardOperation::Objects { volume } => request.reply.send_objects(self.objects_of(volume)),
             // Only the replica changes its objects.
             _ if self.replication.is_some() => request.reply.send(Status::INVALID_FIELD, None),
@@ -511,6 +516,7 @@ impl Shard {
         let replies = deferred.chain(unacknowledged).chain(parked).chain(waiting).chain(unverified);
         replies.chain(closing).for_each(|reply| reply.send(FAILED, None));
         self.unwritten = 0;
+        self.end_scrubs();
         self.wake_background();
     }
 

@@ -8,7 +8,7 @@ use wire_replica::{
 };
 use wire_store::ObjectId;
 
-use crate::GroupMemory;
+use crate::{GroupMemory, ScrubOutcome};
 
 /// A checkpoint: the state in place that makes entries of the log superfluous.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -105,6 +105,18 @@ pub enum ReplicaEvent {
     /// [`ReplicaSettings::transfer_after_ns`](crate::ReplicaSettings::transfer_after_ns) and all members
     /// answer, it proposes that one, and hands over; else it does nothing.
     PreferredPrimary(ReplicaId),
+    /// Compares a range of whole blocks, not longer than a read may be, with what the members in sync have.
+    /// Only a primary does. [`ReplicaAction::Scrubbed`] answers; another one that comes before ends it.
+    Scrub {
+        /// Names it.
+        scrub: u64,
+        /// The object.
+        object: ObjectId,
+        /// Offset in the object, in bytes.
+        offset: u32,
+        /// Length in bytes. What a member cannot read is written again only if this is one block.
+        length: u32,
+    },
     /// All appends up to this number are durable.
     Appended {
         /// [`ReplicaAction::Append`]'s number.
@@ -268,6 +280,13 @@ pub enum ReplicaAction {
         part: ObjectPart,
         /// Its content.
         content: Arc<[u8]>,
+    },
+    /// A scrub has ended.
+    Scrubbed {
+        /// [`ReplicaEvent::Scrub`]'s name.
+        scrub: u64,
+        /// What it found.
+        outcome: ScrubOutcome,
     },
     /// The replica, which lacked what it had, is in sync again, or a person has decided that it is to serve.
     Restored,

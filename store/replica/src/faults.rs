@@ -55,11 +55,15 @@ pub enum PlantedReplicaFault {
     ForgetLiveSession,
     /// Writes at an earlier attach epoch are accepted.
     AttachUnfenced,
+    /// A scrub compares what was written while members answered.
+    ScrubOvertaken,
+    /// What a member cannot read is replaced by what the primary read before a later write.
+    ScrubRepairOvertaken,
 }
 
 impl PlantedReplicaFault {
     /// All.
-    pub const ALL: [PlantedReplicaFault; 26] = [
+    pub const ALL: [PlantedReplicaFault; 28] = [
         PlantedReplicaFault::AcknowledgeBeforeReplicas,
         PlantedReplicaFault::DirtyRead,
         PlantedReplicaFault::ApplyUncommitted,
@@ -86,6 +90,8 @@ impl PlantedReplicaFault {
         PlantedReplicaFault::RecordUnchecked,
         PlantedReplicaFault::ForgetLiveSession,
         PlantedReplicaFault::AttachUnfenced,
+        PlantedReplicaFault::ScrubOvertaken,
+        PlantedReplicaFault::ScrubRepairOvertaken,
     ];
 
     /// The name on the command line.
@@ -117,6 +123,8 @@ impl PlantedReplicaFault {
             PlantedReplicaFault::RecordUnchecked => "record-unchecked",
             PlantedReplicaFault::ForgetLiveSession => "forget-live-session",
             PlantedReplicaFault::AttachUnfenced => "attach-unfenced",
+            PlantedReplicaFault::ScrubOvertaken => "scrub-overtaken",
+            PlantedReplicaFault::ScrubRepairOvertaken => "scrub-repair-overtaken",
         }
     }
 }

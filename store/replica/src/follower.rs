@@ -32,8 +32,18 @@ pub(crate) struct Follower {
     pub(crate) asked_log_end: Option<(u64, u64)>,
     /// Where the primary's log ended, at some time after this replica asked.
     pub(crate) primary_log_end: Option<u64>,
-    /// Reads for the primary of this epoch, by number: its number, and the commit point before.
-    pub(crate) fetches: BTreeMap<u64, (u64, u64)>,
+    /// Reads for the primary of this epoch, by number.
+    pub(crate) fetches: BTreeMap<u64, FetchOfPrimary>,
+}
+
+/// A read for the primary.
+pub(crate) struct FetchOfPrimary {
+    /// The primary's number.
+    pub(crate) number: u64,
+    /// The commit point before.
+    pub(crate) through: u64,
+    /// The primary wants checksums of the blocks.
+    pub(crate) is_scrub: bool,
 }
 
 /// How far the copy of all objects is.

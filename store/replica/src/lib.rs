@@ -17,6 +17,8 @@
 //!   after that is truncated.
 //! - What the primary cannot read it fetches from another member, and writes it again with an entry, if none
 //!   changed it meanwhile.
+//! - A primary scrubs a range on request ([`ReplicaEvent::Scrub`]): it compares the checksums of its blocks
+//!   with those of the members. What a member cannot read an entry writes again; what differs it reports.
 //! - A member may write a block in place before the entry is committed ([`ReplicaSettings::in_place`]). If
 //!   its log loses such an entry, the block is unsettled: a follower gets what the primary has there, and a
 //!   new primary appends the entry again, as a retry of its client would, before it reads anything.
@@ -75,6 +77,8 @@ mod preferred;
 mod primary;
 mod repair;
 mod replica;
+mod scrub;
+mod scrub_state;
 mod sessions;
 mod stale;
 mod unsettled;
@@ -86,10 +90,12 @@ pub use learners::{CopyProgress, LearnerStatus};
 pub use leave::LeaveStatus;
 pub use pacer::CopyPacer;
 pub use replica::{GroupBlocked, Replica, ReplicaSettings, ReplicaStatus};
+pub use scrub_state::{ScrubFindings, ScrubOutcome};
 pub use stale::{GroupMemory, StaleReason};
 pub use volumes::{VolumeStats, VolumeTotals};
 pub use wire_replica::{
     Append, AppendOutcome, AppliedRequests, CLIENT_WINDOW, ClientReply, ClientRequest, ClientSession,
     EntryId, GroupConfig, Listing, MessageBody, ObjectPart, ReplicaId, ReplicaMessage, ReplicatedEntry,
-    RequestSeen, SESSIONS_MAX, SessionChange, log_end_object,
+    RequestSeen, SESSIONS_MAX, SessionChange, checksums_object, decode_checksums, encode_checksums,
+    log_end_object, object_of_checksums,
 };

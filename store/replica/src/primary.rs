@@ -10,10 +10,11 @@ use wire_store::{EntryHeader, ObjectId};
 use crate::learners::{Copied, CopyStage};
 use crate::repair::Repair;
 use crate::replica::{GroupBlocked, Replica, Role};
+use crate::scrub_state::Scrub;
 use crate::sessions::PrimarySessions;
 use crate::{
     Append, AppendOutcome, ClientReply, ClientRequest, EntryId, MessageBody, PlantedReplicaFault, Plants,
-    ReplicaAction, ReplicaId, ReplicaSettings, ReplicatedEntry,
+    ReplicaAction, ReplicaId, ReplicaSettings, ReplicatedEntry, ScrubOutcome,
 };
 
 /// Most entries that a replica was sent and has not acknowledged.
@@ -52,6 +53,8 @@ pub(crate) struct Primary {
     pub(crate) repairs: BTreeMap<u64, Repair>,
     /// Reads for followers with unsettled blocks, by number.
     pub(crate) fetches: BTreeMap<u64, FetchOfFollower>,
+    /// What is being compared with the members.
+    pub(crate) scrub: Option<Scrub>,
 }
 
 /// A read for a follower with an unsettled block.
@@ -218,6 +221,7 @@ impl Primary {
             reading: BTreeMap::new(),
             repairs: BTreeMap::new(),
             fetches: BTreeMap::new(),
+            scrub: None,
         };
         primary.set_members(replica.id, &replica.config.in_sync, replica.log.end(), replica.now_ns);
         primary
@@ -250,6 +254,7 @@ impl<F: Plants> Replica<F> {
     pub(crate) fn continue_as_primary(&mut self, actions: &mut Vec<ReplicaAction>) {
         let (own, end, now_ns) = (self.id, self.log.end(), self.now_ns);
         let (config, is_compared) = (self.config.clone(), self.is_compared);
+        self.interrupt_scrub(actions);
         let primary = self.primary();
         primary.set_members(own, &config.in_sync, end, now_ns);
         if !is_compared {
@@ -331,9 +336,11 @@ impl<F: Plants> Replica<F> {
         self.compare_logs(actions);
         if self.stale.is_some() {
             // The others take over: by its proposal, or because they hear nothing of it.
-            return;
+            return self.interrupt_scrub(actions);
         }
         self.run_learners(actions);
+        // Before entries are sent: it may append one.
+        self.run_scrub(actions);
         self.advance_commit(actions);
         let mut peer = self.primary().peers.keys().next().copied();
         while let Some(id) = peer {
@@ -633,6 +640,9 @@ impl<F: Plants> Replica<F> {
         actions: &mut Vec<ReplicaAction>,
     ) {
         match &mut self.role {
+            Role::Primary(Primary { scrub: Some(scrub), .. }) if scrub.reads(read) => {
+                self.on_scrub_read(data, actions);
+            }
             Role::Primary(primary) => {
                 if let Some(FetchOfFollower { from, number, through, range }) = primary.fetches.remove(&read)
                 {
@@ -675,6 +685,7 @@ impl<F: Plants> Replica<F> {
         for repair in primary.repairs.into_values() {
             repair.refuse(self.not_primary(), actions);
         }
+        primary.scrub.into_iter().for_each(|scrub| scrub.end(ScrubOutcome::NotPrimary, actions));
     }
 
     /// Proposes to go on without members that are silent, or with a learner that has everything.
@@ -729,6 +740,8 @@ impl<F: Plants> Replica<F> {
         }
         let repairs = primary.repairs.values().map(|repair| repair.sent_ns + resend_ns);
         deadline = deadline.min(repairs.min().unwrap_or(u64::MAX));
+        let scrub = primary.scrub.as_ref().and_then(|scrub| scrub.deadline(resend_ns));
+        deadline = deadline.min(scrub.unwrap_or(u64::MAX));
         deadline = deadline.min(self.leave_deadline().unwrap_or(u64::MAX));
         deadline = deadline.min(self.sessions_deadline(&primary.sessions));
         for peer in primary.peers.values() {

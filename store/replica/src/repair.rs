@@ -12,11 +12,12 @@ use std::sync::Arc;
 
 use wire_store::{EntryHeader, ObjectId, Operation, crc32c};
 
+use crate::follower::FetchOfPrimary;
 use crate::primary::{ClientRead, FetchOfFollower};
 use crate::replica::{Replica, Role};
 use crate::{
     ClientReply, MessageBody, PlantedReplicaFault, Plants, ReplicaAction, ReplicaId, ReplicatedEntry,
-    log_end_object,
+    encode_checksums, log_end_object, object_of_checksums,
 };
 
 /// Repairs at a time, and reads for the primary; further reads are refused as busy, or asked again.
@@ -157,9 +158,11 @@ impl<F: Plants> Replica<F> {
         if object == log_end_object(self.settings.group) {
             return self.answer_log_end(from, number, actions);
         }
+        let scrubbed = object_of_checksums(object);
+        let (object, is_scrub) = (scrubbed.unwrap_or(object), scrubbed.is_some());
         if self.unsettled.has(object, range.clone()) {
-            // A primary's is in its log again; it is asked for again.
-            if may_answer {
+            // A primary's is in its log again; it is asked for again. To a scrub there is nothing to say.
+            if may_answer && !is_scrub {
                 self.offer_unsettled(number, object, range, actions);
             }
             return;
@@ -168,7 +171,7 @@ impl<F: Plants> Replica<F> {
             Role::Follower(follower) => follower,
             Role::Primary(primary) => {
                 let is_peer = primary.peers.contains_key(&from) && !primary.is_comparing;
-                if is_peer && primary.fetches.len() < REPAIRS_MAX {
+                if is_peer && !is_scrub && primary.fetches.len() < REPAIRS_MAX {
                     let range = (object, offset, length);
                     primary.fetches.insert(read, FetchOfFollower { from, number, through, range });
                     self.reads = read;
@@ -179,7 +182,7 @@ impl<F: Plants> Replica<F> {
             Role::Starting => return,
         };
         if may_answer && !follower.fenced && follower.fetches.len() < REPAIRS_MAX {
-            follower.fetches.insert(read, (number, through));
+            follower.fetches.insert(read, FetchOfPrimary { number, through, is_scrub });
             self.reads = read;
             actions.push(ReplicaAction::Read { read, object, offset, length, through });
         }
@@ -193,7 +196,10 @@ impl<F: Plants> Replica<F> {
         actions: &mut Vec<ReplicaAction>,
     ) {
         let Role::Follower(follower) = &mut self.role else { return };
-        if let Some((number, through)) = follower.fetches.remove(&read) {
+        if let Some(FetchOfPrimary { number, through, is_scrub }) = follower.fetches.remove(&read) {
+            let block = self.settings.block_bytes as usize;
+            let checksums = |data: Arc<[u8]>| encode_checksums(&data, block).into();
+            let data = if is_scrub { data.map(checksums) } else { data };
             self.send(self.config.primary, MessageBody::Fetched { number, through, data }, actions);
         }
     }
@@ -213,6 +219,9 @@ impl<F: Plants> Replica<F> {
             }
             return;
         };
+        if primary.scrub.as_ref().is_some_and(|scrub| scrub.reads(number)) {
+            return self.on_scrub_answer(from, through, data, actions);
+        }
         let Some(repair) = primary.repairs.get_mut(&number).filter(|repair| repair.member == Some(from))
         else {
             return;

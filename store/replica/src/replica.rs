@@ -353,6 +353,9 @@ impl<F: Plants> Replica<F> {
             ReplicaEvent::Leave { successors, force } => self.leaving = Some(Leaving::new(successors, force)),
             ReplicaEvent::Stay => self.leaving = None,
             ReplicaEvent::PreferredPrimary(preferred) => self.on_preferred_primary(preferred, actions),
+            ReplicaEvent::Scrub { scrub, object, offset, length } => {
+                self.begin_scrub(scrub, (object, offset, length), actions);
+            }
             ReplicaEvent::Appended { append } => {
                 self.log.appended(append);
                 self.answer_durable(actions);

@@ -71,6 +71,7 @@ impl Storage {
             | ReplicaAction::Stable { .. }
             | ReplicaAction::Free { .. }
             | ReplicaAction::Restored
+            | ReplicaAction::Scrubbed { .. }
             | ReplicaAction::Propose(_) => {}
         }
     }
@@ -127,6 +128,10 @@ fn run(seed: u64) -> Storage {
             6 if random.happens(300) => ReplicaEvent::Map(arbitrary::config(&mut random, REPLICAS)),
             6 if random.happens(100) => ReplicaEvent::LogLow,
             6 if random.happens(20) => ReplicaEvent::AcceptLoss { epoch: random.below(8) as u32 },
+            6 if random.happens(300) => {
+                let (object, length) = (arbitrary::part(&mut random).object, 4096 << random.below(6));
+                ReplicaEvent::Scrub { scrub: random.below(9), object, offset: 0, length }
+            }
             6 | 7 => ReplicaEvent::Timer,
             _ => storage.pending.pop_front().unwrap_or(ReplicaEvent::Timer),
         };

@@ -24,6 +24,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod applied;
+mod checksums;
 mod decode;
 mod encode;
 mod frame;
@@ -34,6 +35,7 @@ mod session;
 mod spare;
 
 pub use applied::{AppliedRequests, CLIENT_WINDOW, CLIENTS_MAX, ClientSession, RequestSeen, SESSIONS_MAX};
+pub use checksums::{checksums_object, decode_checksums, encode_checksums, object_of_checksums};
 pub use codec::DecodeError;
 pub use frame::{EncodedFrame, Frame, FrameHeader, FrameKind};
 pub use greeting::{Greeting, GreetingKind, KeyName};

@@ -148,7 +148,8 @@ pub enum MessageBody {
         session: u64,
     },
     /// From the primary, whose device cannot read a range: it asks a member for it. Or to the primary, from a
-    /// follower: for what it has in an unsettled block, or where its log ends ([`log_end_object`]).
+    /// follower: for what it has in an unsettled block, or where its log ends ([`log_end_object`]). A primary
+    /// that scrubs asks for checksums instead of data ([`checksums_object`](crate::checksums_object)).
     Fetch {
         /// Names the request in the epoch.
         number: u64,

@@ -10,6 +10,10 @@ mod map;
 mod nodes;
 mod pool;
 mod reclaim;
+mod remove;
+mod replace;
+mod scrub;
+mod scrub_records;
 mod set;
 mod space;
 mod status;
@@ -39,6 +43,9 @@ use map::MapCommand;
 use nodes::RunningNodes;
 use pool::PoolCommand;
 use reclaim::ReclaimArgs;
+use remove::RemoveNodeArgs;
+use replace::ReplaceDeviceArgs;
+use scrub::ScrubCommand;
 use set::SetArgs;
 use status::OkToStopArgs;
 pub(crate) use status::{VolumeCounts, count_volumes};
@@ -95,19 +102,35 @@ pub(crate) enum StoreCommand {
     /// Let a node have replicas again
     #[command(after_help = "Example:\n  ringbolt store in 2")]
     In(OutArgs),
-    /// Remove a node for good: one that is stopped or lost, and whose replicas are on others
-    #[command(
-        after_help = "Example:\n  ringbolt store out 2\n  ringbolt store stop-node 2\n  ringbolt store remove-node 2\n\n\
-        Its number is not used again. Its directory and its device stay as they are."
-    )]
-    RemoveNode(OutArgs),
+    /// Remove a node for good: one whose replicas are on others and that is stopped or lost; `--wait` sees to
+    /// both
+    #[command(after_help = "Examples:\n  ringbolt store remove-node 2 --wait\n  \
+        ringbolt store out 2 && ringbolt store stop-node 2 && ringbolt store remove-node 2\n\n\
+        Its number is not used again, and it is refused if it comes back. Its directory and its device stay as \
+        they are. With --wait it is refused at once where other nodes are too few for a pool; interrupted, the \
+        node is out, and the same command goes on.")]
+    RemoveNode(RemoveNodeArgs),
+    /// Give a node of this machine an empty device in the place of the one that it has: it hands over, and gets
+    /// copies from the others, which serve meanwhile
+    #[command(after_help = "Examples:\n  ringbolt store replace-device 3 --device /dev/nvme2n1\n  \
+        ringbolt store replace-device 3 --size 100g --json\n\n\
+        `ringbolt store up` of the directory runs it, at the address and in the domain that it had. It is \
+        refused where too few replicas would be in sync without it, or none. The old device is refused if it \
+        comes back: it is that of a node which is replaced.")]
+    ReplaceDevice(ReplaceDeviceArgs),
     /// Give a node another share of the data: some replicas move to it, or from it to others
     #[command(after_help = "Example:\n  ringbolt store weight 2 5120")]
     Weight(WeightArgs),
-    /// Change how the cluster recovers while it runs: `noout` keeps replicas of nodes that are down where
-    /// they are, `recovery-rate` bounds what nodes copy
+    /// Read every copy of every block and compare them: damaged ones are written again, and copies that differ
+    /// are reported
+    #[command(subcommand)]
+    Scrub(ScrubCommand),
+    /// Change how the cluster recovers and scrubs while it runs: `noout` keeps replicas of nodes that are down
+    /// where they are, `recovery-rate` bounds what nodes copy, `scrub-every` and `scrub-rate` say when groups
+    /// are scrubbed and how fast
     #[command(after_help = "Examples:\n  ringbolt store set noout=on\n  \
-        ringbolt store set noout=off recovery-rate=50m\n  ringbolt store set recovery-rate=off --json\n\n\
+        ringbolt store set noout=off recovery-rate=50m\n  ringbolt store set recovery-rate=off --json\n  \
+        ringbolt store set scrub-every=14d scrub-rate=50m\n\n\
         All nodes follow, and `ringbolt store status` shows it. A node that is out already stays out: \
         `ringbolt store in` takes it in.")]
     Set(SetArgs),
@@ -172,7 +195,7 @@ pub(crate) struct AddNodeArgs {
     node: NodeOptions,
 }
 
-/// Arguments of `ringbolt store out`, `in` and `remove-node`.
+/// Arguments of `ringbolt store out` and `in`.
 #[derive(Args)]
 pub(crate) struct OutArgs {
     /// Number of the node
@@ -230,8 +253,10 @@ pub(crate) fn run(command: StoreCommand) -> Result<(), CommandError> {
         StoreCommand::StartNode(options) => stop::start_node(&options),
         StoreCommand::Out(options) => set_out(&options, Some(OutReason::Operator)),
         StoreCommand::In(options) => set_out(&options, None),
-        StoreCommand::RemoveNode(options) => remove_node(&options),
+        StoreCommand::RemoveNode(options) => remove::run(&options),
+        StoreCommand::ReplaceDevice(options) => replace::run(&options),
         StoreCommand::Weight(options) => set_weight(&options),
+        StoreCommand::Scrub(command) => scrub::run(&command),
         StoreCommand::Set(options) => set::run(&options),
         StoreCommand::Tls(options) => set_tls(&options),
         StoreCommand::AcceptLoss(options) => accept_loss::run(&options),
@@ -349,23 +374,9 @@ fn add_node(options: &AddNodeArgs) -> Result<(), CommandError> {
     }
     let layout = ClusterLayout::open(directory, &etcd.options())?;
     let devices = (options.devices.as_deref(), options.log.as_deref());
-    let node = layout::add_node(&layout, options.replace, devices, &options.node)?;
+    let node = layout::add_node(&layout, options.replace, devices, &options.node, None)?;
     let place = layout.node(node);
     stdout_line!("node {node} is in {}; `ringbolt store up` of this directory runs it", place.display());
-    Ok(())
-}
-
-fn remove_node(options: &OutArgs) -> Result<(), CommandError> {
-    let layout = ClusterLayout::open(&options.of.cluster, &options.of.etcd.options())?;
-    let node = options.node;
-    layout::remove_node(&layout, node)?;
-    let place = layout.node(node);
-    match place.exists() {
-        true => {
-            stdout_line!("node {node} is removed; {} and its device are for you to delete", place.display())
-        }
-        false => stdout_line!("node {node} is removed"),
-    }
     Ok(())
 }
 

@@ -117,9 +117,12 @@ impl EtcdChanges {
         if !answer.events.is_empty() {
             self.next_revision = answer.header.revision + 1;
         }
-        // What nodes have seen changes all the time, and concerns no other node while they run.
-        let memory = format!("{}memory/", self.client.location.prefix);
-        let is_change = |event: &&WatchEvent| !event.kv.key.starts_with(memory.as_bytes());
+        // What nodes have seen, and what their scrubs found, changes all the time, and concerns no other node
+        // while they run.
+        let prefix = &self.client.location.prefix;
+        let others = ["memory/", "scrubs/"].map(|records| format!("{prefix}{records}"));
+        let is_change =
+            |event: &&WatchEvent| !others.iter().any(|records| event.kv.key.starts_with(records.as_bytes()));
         Ok(answer.events.iter().filter(is_change).map(|event| self.change(event)).collect())
     }
 

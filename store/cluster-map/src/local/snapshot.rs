@@ -8,13 +8,13 @@ use serde_json::Value;
 use uuid::Uuid;
 
 use super::images::SIZES;
-use super::{ATTEMPTS_MAX, COUNTED, LocalMap, Publish, RECOVERY};
+use super::{ATTEMPTS_MAX, COUNTED, LocalMap, Publish, RECOVERY, SCRUB};
 use crate::position::MapHistory;
 use crate::{ClusterMap, GroupId, ImageEntry, MapBackup, MapError, MapPosition};
 
 const HISTORY: &str = "history";
 /// Records beside those that are [`COUNTED`]; groups have a directory each.
-const FILES: [&str; 3] = ["cluster", "settings", RECOVERY];
+const FILES: [&str; 4] = ["cluster", "settings", RECOVERY, SCRUB];
 const OTHERS: [&str; 2] = ["ranges", "identities"];
 const IMAGES: &str = "images";
 const KIND: &str = "directory";
@@ -125,8 +125,10 @@ impl LocalMap {
             self.publish(Path::new(name), record, Publish::Replace)?;
         }
         self.forget_sizes()?;
-        if !backup.records.contains_key(RECOVERY) {
-            self.remove(Path::new(RECOVERY))?;
+        for settings in [RECOVERY, SCRUB] {
+            if !backup.records.contains_key(settings) {
+                self.remove(Path::new(settings))?;
+            }
         }
         for (id, record) in &groups {
             self.raise_group(*id, record)?;

@@ -209,6 +209,30 @@ pub(crate) fn recovery_changes_from_what_was_read(map: &impl ClusterMap) {
     assert!(map.change_recovery(&limited, &none).unwrap());
 }
 
+/// Scrubs of a map that knows none.
+pub(crate) fn scrubs_are_started_from_what_was_read_and_their_ends_are_kept(map: &impl ClusterMap) {
+    let none = ScrubSettings::default();
+    assert_eq!(map.scrub().unwrap(), none);
+    let started = none.clone().started(Some("p".to_string()), None);
+    assert!(map.change_scrub(&none, &started).unwrap());
+    // Another one has started it since.
+    assert!(!map.change_scrub(&none, &none.clone().started(None, Some(1))).unwrap());
+    assert_eq!(map.scrub().unwrap(), started);
+    let slow = ScrubSettings { rate: 1, ..started.clone() };
+    let refused = map.change_scrub(&started, &slow).unwrap_err().to_string();
+    assert_eq!(refused, "a scrub rate of 1 bytes a second is too low: at least 1048576");
+    let backup = map.backup().unwrap();
+    assert!(map.change_scrub(&started, &started.clone().stopped(5)).unwrap());
+    map.restore(&backup, 0).unwrap();
+    assert_eq!(map.scrub().unwrap(), started);
+    assert!(map.group_scrubs().unwrap().is_empty());
+    let difference = ScrubDifference { node: 2, volume: u64::MAX, index: 3, offset: 4096 };
+    let found = GroupScrub { number: 1, ended_s: 9, differences: vec![difference], ..GroupScrub::default() };
+    map.put_group_scrub(GroupId(7), &GroupScrub::default()).unwrap();
+    map.put_group_scrub(GroupId(7), &found).unwrap();
+    assert_eq!(map.group_scrubs().unwrap(), [(GroupId(7), found)].into());
+}
+
 /// Keys of clients in a map with the pool `p`, and only that one.
 pub(crate) fn what_nodes_have_seen_is_kept(map: &impl ClusterMap) {
     let committed = EntryId { sequence: 90, epoch: 3 };

@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 use cluster_map::{
     ClusterMap, DeviceRecord, GroupId, GroupRecord, KnownMap, LeaseHolder, LeaseOutcome, MapChange,
     MapChanges, MapError, NodeId, NodeRecord, OutReason, PartitionSize, PoolClass, RecoverySettings,
-    ReplicaId, TlsPolicy,
+    ReplicaId, ScrubSettings, TlsPolicy,
 };
 use reactor::{MailboxSender, ReactorHandle};
 use store_link::NodeAddress;
@@ -36,6 +36,7 @@ use super::keys::ClientKeyTable;
 use super::membership::{Membership, NoRoom};
 use super::memory::{Keeper, KeeperWake, KeptMemory};
 use super::preferred::PreferredPrimaries;
+use super::scrub::ScrubInput;
 use crate::{ReplicaHandle, ReplicaInput, ReplicaNode, StoreError};
 
 /// Changes are waited for this long at a time: so soon a thread that waits ends with its node.
@@ -107,6 +108,8 @@ pub(super) struct MapWatchConfig {
     pub(super) addresses: Arc<Mutex<BTreeMap<ReplicaId, NodeAddress>>>,
     /// What is kept of the node in the map.
     pub(super) memory: KeptMemory,
+    /// Gets the settings of scrubs.
+    pub(super) scrubs: Sender<ScrubInput>,
     /// The replicas.
     pub(super) replicas: Arc<ReplicaNode>,
     /// The reactors that own the replicas; without, replicas are neither made nor removed.
@@ -174,6 +177,8 @@ struct Watcher {
     is_remembered: bool,
     /// Groups with a replica on a device that is an older copy of itself, until they are in sync.
     older: BTreeSet<u32>,
+    /// How groups are scrubbed.
+    scrub: Option<ScrubSettings>,
     /// By group, the losses that people accepted, as replicas know them.
     losses: BTreeMap<u32, u32>,
     keeper: KeeperWake,
@@ -256,6 +261,7 @@ impl MapWatch {
             membership: Membership::default(),
             is_remembered: false,
             older: BTreeSet::new(),
+            scrub: None,
             losses: BTreeMap::new(),
             addresses: BTreeMap::new(),
             tls,
@@ -542,6 +548,7 @@ impl Watcher {
         }
         self.is_to_review = true;
         self.recover_as(recovery);
+        self.scrub_as(self.membership.pools != pools)?;
         self.read_keys()?;
         self.read_losses()?;
         let addresses = self.membership.addresses();
@@ -581,6 +588,16 @@ impl Watcher {
             }
             self.config.replicas.set_recovery_rate(rate);
         }
+    }
+
+    /// Follows how operators want groups to be scrubbed, if that or the pools have changed.
+    fn scrub_as(&mut self, are_other_pools: bool) -> Result<(), MapError> {
+        let settings = self.config.map.scrub()?;
+        if are_other_pools || self.scrub.as_ref() != Some(&settings) {
+            let _ = self.config.scrubs.send(ScrubInput::Settings(settings.clone(), self.membership.ranges()));
+            self.scrub = Some(settings);
+        }
+        Ok(())
     }
 
     /// Reads the keys of clients, and hands the connections those that changed.

@@ -93,6 +93,11 @@ impl Membership {
         self.pools.values().map(|pool| pool.first_group..pool.first_group + pool.groups)
     }
 
+    /// The same by the names of the pools.
+    pub(super) fn ranges(&self) -> BTreeMap<String, Range<u32>> {
+        self.pools.keys().cloned().zip(self.pools()).collect()
+    }
+
     pub(super) fn pool_of(&self, group: u32) -> Option<&PoolRecord> {
         self.pools.values().find(|pool| (pool.first_group..pool.first_group + pool.groups).contains(&group))
     }

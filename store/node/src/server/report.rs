@@ -17,6 +17,7 @@ use wire_replica::REPORT_BYTES_MAX;
 use super::NoRoom;
 use super::hub::{ConnectionCounts, HubInput};
 use super::map_watch::{Refusal, SeenMap};
+use super::scrub::ScrubStatus;
 use crate::{FailedPartition, PartitionStatus, ReplicaNode, StoreError};
 
 /// Volumes that are reported, those with the most requests first: each takes some 150 bytes of a message.
@@ -45,6 +46,8 @@ pub(super) struct NodeReport {
     pub(super) connections: Arc<ConnectionCounts>,
     /// What the node has seen of the map.
     pub(super) seen: Arc<Mutex<SeenMap>>,
+    /// What its scrubs do.
+    pub(super) scrub: Arc<Mutex<ScrubStatus>>,
 }
 
 impl NodeReport {
@@ -74,6 +77,7 @@ impl NodeReport {
             "refused": sync::lock(&self.refused).iter().map(refused).collect::<Vec<_>>(),
             "without_room": sync::lock(&self.without_room).iter().map(without_room).collect::<Vec<_>>(),
             "connections": { "tls": tls, "plain": plain, "refused": refused_connections },
+            "scrub": describe_scrub(&sync::lock(&self.scrub)),
             "map": describe_map(&sync::lock(&self.seen)),
             "nodes": sync::lock(&self.addresses).iter().map(node).collect::<Vec<_>>(),
         }))
@@ -105,6 +109,20 @@ pub(super) fn start_reporter(report: &Arc<NodeReport>, hub: MailboxSender<HubInp
         Ok(()) => _ = hub.send(HubInput::Reporter(sender)),
         Err(error) => log::warn!("other machines get no status of this node: {error}"),
     }
+}
+
+fn describe_scrub(status: &ScrubStatus) -> Value {
+    let current = status.current.map(|(group, begun, bytes)| {
+        json!({ "group": group, "bytes": bytes, "elapsed_s": begun.elapsed().as_secs() })
+    });
+    json!({
+        "current": current,
+        "groups": status.groups,
+        "bytes": status.bytes,
+        "damaged_copies": status.damaged,
+        "repaired_copies": status.repaired,
+        "differing_copies": status.differing,
+    })
 }
 
 fn describe_map(seen: &SeenMap) -> Value {

@@ -30,10 +30,10 @@ use crate::{StoreError, TRANSFER_BYTES_MAX};
 
 /// Bytes of the head of a run.
 const RUN_HEAD: usize = 8;
-const EXTENT_BYTES: usize = BLOCKS_PER_EXTENT * BLOCK_BYTES;
+pub(super) const EXTENT_BYTES: usize = BLOCKS_PER_EXTENT * BLOCK_BYTES;
 
 /// Of a part.
-const PART_BYTES: u32 = TRANSFER_BYTES_MAX;
+pub(super) const PART_BYTES: u32 = TRANSFER_BYTES_MAX;
 /// Parts of an object.
 const PARTS: u32 = OBJECT_BYTES as u32 / PART_BYTES;
 const EXTENTS_PER_PART: u32 = PART_BYTES / EXTENT_BYTES as u32;
@@ -46,7 +46,7 @@ const REPAIRS_MAX: u32 = 100;
 const REPAIR_RETRY_NS: u64 = 10_000_000;
 
 /// Extents of an object, a bit each.
-type ExtentBits = u64;
+pub(super) type ExtentBits = u64;
 const _: () = assert!(EXTENTS_PER_OBJECT == ExtentBits::BITS as usize);
 
 /// The content of a part of a copied object.
@@ -194,7 +194,7 @@ async fn read_part(
 }
 
 /// The extents of a part, of those of its object.
-fn extents_of_part(extents: ExtentBits, number: u32) -> ExtentBits {
+pub(super) fn extents_of_part(extents: ExtentBits, number: u32) -> ExtentBits {
     let of_first = (1 << EXTENTS_PER_PART) - 1;
     extents & of_first << (number * EXTENTS_PER_PART)
 }
@@ -207,7 +207,7 @@ fn next_part(extents: ExtentBits, number: u32) -> Option<u32> {
 impl Shard {
     /// The first part after another, of the objects that exist when the committed entries are in place, and the extents of
     /// its object then.
-    fn part_to_copy(&self, after: Option<ObjectPart>) -> Option<(ObjectPart, ExtentBits)> {
+    pub(super) fn part_to_copy(&self, after: Option<ObjectPart>) -> Option<(ObjectPart, ExtentBits)> {
         let rest = after.and_then(|ObjectPart { object, number }| {
             let extents = self.extents_of(object)?;
             Some((ObjectPart { object, number: next_part(extents, number)? }, extents))

@@ -6,10 +6,12 @@ use block_io::Status;
 use cluster_map::PartitionSize;
 use dma::{Buffer, Data, Parcel, Pool};
 use reactor::MailboxSender;
+use replica::ObjectPart;
 use wire_store::{EntryHeader, LogSector, ObjectId, Operation};
 
 use super::replication::ReplicaInput;
 use super::room::UsedSpace;
+use super::scrub_state::ScrubStep;
 use crate::once::{OnceSender, once};
 use crate::{PartitionStatus, StoreError};
 
@@ -57,6 +59,8 @@ pub(crate) enum ShardOperation {
     Remove { object: ObjectId },
     /// Hands the replica something.
     Replica(Box<ReplicaInput>),
+    /// Compares the part after another one with what the members of the group have.
+    Scrub { after: Option<ObjectPart>, answer: OnceSender<ScrubStep> },
     /// Lists the objects of a volume.
     Objects { volume: u64 },
     /// Describes the shard.

@@ -24,13 +24,14 @@ use cluster_map::{PartitionSize, PoolClass};
 use foldhash::HashSet;
 use reactor::{MailboxReceiver, MailboxSender};
 use replica::{
-    AppliedRequests, ClientReply, ClientRequest, EntryId, GroupConfig, GroupMemory, LearnerStatus,
+    AppliedRequests, ClientReply, ClientRequest, CopyPacer, EntryId, GroupConfig, GroupMemory, LearnerStatus,
     LeaveStatus, ObjectPart, Replica, ReplicaAction, ReplicaCheckpoint, ReplicaEvent, ReplicaId,
     ReplicaMessage, ReplicaStatus,
 };
 use wire_store::{BLOCK_BYTES, CheckpointRecord, EntryHeader, ObjectId, Operation, UnsettledBlock, crc32c};
 
 use super::copies::ObjectReads;
+use super::scrub_state::Scrubs;
 use super::{CommittedEntry, RETRY_NS, ShardReply, UnacknowledgedEntry};
 use crate::StoreError;
 use crate::device::StoreDevice;
@@ -202,6 +203,9 @@ pub(super) struct Replication {
     sender: MailboxSender<ShardReply>,
     replies: MailboxReceiver<ShardReply>,
     pub(super) object_reads: ObjectReads,
+    pub(super) scrubs: Scrubs,
+    /// Shared by the replicas of the node.
+    pub(super) pacer: Arc<CopyPacer>,
 }
 
 impl Replication {
@@ -367,10 +371,12 @@ impl Replication {
         match action {
             ReplicaAction::Send { to, message } => self.outbox.send(self.group, to, message),
             ReplicaAction::Reply { client, number, reply } => {
-                if let Some(reply) = self.object_reads.take_reply(client, number, reply) {
+                let reply = self.object_reads.take_reply(client, number, reply);
+                if let Some(reply) = reply.and_then(|reply| self.scrubs.take_reply(client, number, reply)) {
                     self.outbox.reply(self.group, client, number, reply);
                 }
             }
+            ReplicaAction::Scrubbed { scrub, outcome } => self.scrubs.take_outcome(scrub, outcome),
             ReplicaAction::Propose(config) => self.outbox.propose(self.group, config),
             ReplicaAction::Restored => self.outbox.restored(self.group),
             ReplicaAction::Append { .. } | ReplicaAction::Truncate { .. } => self.log_queue.push_back(action),

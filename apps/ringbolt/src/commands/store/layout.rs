@@ -703,17 +703,44 @@ fn format(
     Ok(class_of(durability))
 }
 
-/// Adds an empty node to a cluster, or puts an empty one in the place of one that is lost. Returns its
-/// number.
+/// The parameters of `store_node_start` in the configuration of a node.
+pub(super) fn start_params(config: &mut Value) -> Option<&mut Value> {
+    let subsystems = config.get_mut("subsystems")?.as_array_mut()?.iter_mut();
+    let mut methods = subsystems.filter_map(|it| it.get_mut("config")?.as_array_mut()).flatten();
+    let start = methods.find(|method| method["method"] == "store_node_start")?;
+    start.get_mut("params").filter(|params| params.is_object())
+}
+
+/// Has a new node started with the parameters of another one, but for its devices.
+fn start_like(path: &Path, like: &Value) -> Result<(), CommandError> {
+    let path = path.join(CONFIG);
+    let text = fs::read(&path).map_err(CommandError::environment)?;
+    let mut config: Value = serde_json::from_slice(&text).map_err(CommandError::environment)?;
+    let params = start_params(&mut config);
+    let own = params.and_then(Value::as_object_mut).expect("the configuration of a new node starts it");
+    for (name, value) in like.as_object().into_iter().flatten() {
+        if !["bdev_name", "log_bdev_name"].contains(&name.as_str()) {
+            own.insert(name.clone(), value.clone());
+        }
+    }
+    fs::write(path, format!("{config:#}\n")).map_err(CommandError::environment)
+}
+
+/// Adds an empty node to a cluster, or puts an empty one in the place of one that is lost; `like` has the
+/// parameters of that one's start. Returns its number.
 pub(super) fn add_node(
     layout: &ClusterLayout,
     replace: Option<u32>,
     (device, log): (Option<&Path>, Option<&Path>),
     options: &NodeOptions,
+    like: Option<&Value>,
 ) -> Result<u32, CommandError> {
     options.check()?;
     let map = &*layout.map;
-    listen::check_address(&map.nodes().map_err(failed)?, &layout.nodes, replace, options.listen)?;
+    let known = map.nodes().map_err(failed)?;
+    listen::check_address(&known, &layout.nodes, replace, options.listen)?;
+    // Before anything is changed.
+    device.map(|device| NodeDisk::device(device)?.with_log(log)).transpose()?;
     let cluster = map.cluster().map_err(failed)?;
     let pools = map.pools().map_err(failed)?;
     let mut groups = Vec::new();
@@ -737,7 +764,6 @@ pub(super) fn add_node(
     let record = node_record(options, 0);
     let node = match replace {
         Some(node) => {
-            let known = map.nodes().map_err(failed)?;
             let domain = options.domain.clone().unwrap_or_else(|| known[&NodeId(node)].domain.clone());
             map.put_node(NodeId(node), &NodeRecord { domain, ..record.clone() }).map_err(failed)?;
             node
@@ -764,6 +790,7 @@ pub(super) fn add_node(
     let disk = disk.with_log(log)?;
     let made = make_node(&scratch, node, &disk, options, replicas);
     let made = made.and_then(|class| {
+        like.map_or(Ok(()), |like| start_like(&scratch, like))?;
         // The one that it replaces may have been stopped.
         layout.set_stopped(node, false).map_err(CommandError::environment)?;
         fs::rename(&scratch, layout.node(node)).map_err(CommandError::environment)?;
@@ -771,6 +798,10 @@ pub(super) fn add_node(
     });
     if made.is_err() {
         let _ = fs::remove_dir_all(&scratch);
+        if let Some(record) = replace.and_then(|node| known.get(&NodeId(node))) {
+            // What has its device is the node still.
+            map.put_node(NodeId(node), record).map_err(failed)?;
+        }
     }
     let class = made?;
     // From here on it gets replicas. A replaced one keeps its device's number.
@@ -779,35 +810,6 @@ pub(super) fn add_node(
     let device = DeviceRecord { class: Some(class), ..device_record(&disk, node) };
     map.put_device(id, &device).map_err(failed)?;
     Ok(node)
-}
-
-/// Removes a node that is down for good, and has no data that others lack.
-pub(super) fn remove_node(layout: &ClusterLayout, node: u32) -> Result<(), CommandError> {
-    let map = &*layout.map;
-    if !map.nodes().map_err(failed)?.contains_key(&NodeId(node)) {
-        return Err(CommandError::operation(format!("the cluster has no node {node}")));
-    }
-    let mut members = Vec::new();
-    for pool in map.pools().map_err(failed)?.values() {
-        let records = map.groups(pool.first_group..pool.first_group + pool.groups).map_err(failed)?;
-        let has_data = |record: &GroupRecord| record.config.has(ReplicaId(node));
-        members.extend(records.iter().filter(|(_, record)| has_data(record)).map(|(group, _)| group.0));
-    }
-    if !members.is_empty() {
-        return Err(CommandError::operation(format!(
-            "node {node} has a replica in sync of {}: `ringbolt store out {node}` moves its replicas to others, and `ringbolt store \
-             status` shows when that is done",
-            match members.len() {
-                1 => format!("group {}", members[0]),
-                count => format!("{count} groups"),
-            }
-        )));
-    }
-    if map.nodes_up().map_err(failed)?.contains(&NodeId(node)) {
-        let reason = format!("node {node} is up: `ringbolt store stop-node {node}` on its machine stops it");
-        return Err(CommandError::operation(reason));
-    }
-    map.remove_node(NodeId(node)).map_err(failed)
 }
 
 fn check_replacement(layout: &ClusterLayout, node: u32) -> Result<(), CommandError> {
@@ -838,4 +840,20 @@ pub(super) fn join(directory: &Path, etcd: &EtcdOptions, key: &Path) -> Result<(
     let path = directory.canonicalize().map_err(CommandError::environment)?;
     DirectoryPlace::save(directory, &path).map_err(CommandError::operation)?;
     location.save(directory).map_err(CommandError::operation)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_parameters_of_the_node_are_found() {
+        let mut config = serde_json::json!({ "subsystems": [
+            { "subsystem": "bdev", "config": [{ "method": "bdev_uring_create", "params": {} }] },
+            { "subsystem": "store_node", "config": [
+                { "method": "store_node_start", "params": { "listen": "127.0.0.1:0" } }] }] });
+        start_params(&mut config).unwrap()["listen"] = "127.0.0.1:7001".into();
+        assert_eq!(config["subsystems"][1]["config"][0]["params"]["listen"], "127.0.0.1:7001");
+        assert!(start_params(&mut serde_json::json!({ "subsystems": [] })).is_none());
+    }
 }

@@ -19,6 +19,7 @@ use serde_json::{Value, json};
 
 use super::arguments::ClusterArgs;
 use super::layout::{ClusterLayout, describe_older, shared_domain};
+use super::scrub_records;
 use crate::command_error::CommandError;
 use crate::console::stdout_line;
 use ask::{NodeAnswer, NodeAnswers, NodeReply};
@@ -33,6 +34,8 @@ struct MapContents {
     pools: BTreeMap<String, PoolRecord>,
     groups: Vec<GroupView>,
     recovery: RecoverySettings,
+    /// When groups were scrubbed, and what was found.
+    scrub: Value,
     position: MapPosition,
 }
 
@@ -88,6 +91,9 @@ pub(super) fn run(of: &ClusterArgs, as_json: bool) -> Result<(), CommandError> {
     }
     if let Some(rate) = status["recovery_bytes_per_second"].as_u64() {
         stdout_line!("recovery rate: a node copies {} at most", mib_per_second(rate));
+    }
+    if !status["scrub"].is_null() {
+        stdout_line!("{}", scrub_records::summary(&status["scrub"]));
     }
     for node in status["nodes"].as_array().into_iter().flatten() {
         let out = match node["out"].as_str() {
@@ -212,9 +218,9 @@ fn read_map(map: &dyn ClusterMap, answers: &NodeAnswers) -> Result<MapContents, 
         }
     }
     let weights = devices.values().map(|device| (device.node, device.weight)).collect();
-    let (settings, recovery) = (map.settings()?, map.recovery()?);
+    let (settings, recovery, scrub) = (map.settings()?, map.recovery()?, scrub_records::describe(map)?);
     let (up, out, position) = (map.nodes_up()?, map.out()?, map.position()?);
-    Ok(MapContents { settings, nodes, up, out, weights, pools, groups, recovery, position })
+    Ok(MapContents { settings, nodes, up, out, weights, pools, groups, recovery, scrub, position })
 }
 
 /// The replicas that a node reports.
@@ -403,7 +409,7 @@ fn entries_behind(of_primary: &Value, node: u32) -> Option<u64> {
         .filter(|entries| *entries > 0)
 }
 
-fn mib_per_second(bytes: u64) -> String {
+pub(super) fn mib_per_second(bytes: u64) -> String {
     format!("{:.1} MiB/s", bytes as f64 / f64::from(1 << 20))
 }
 
@@ -614,6 +620,7 @@ pub(super) fn status(layout: &ClusterLayout) -> Result<Value, CommandError> {
         "map_error": map_error,
         "noout": map.as_ref().map(|map| map.recovery.noout),
         "recovery_bytes_per_second": map.as_ref().and_then(|map| map.recovery.rate),
+        "scrub": map.as_ref().map(|map| &map.scrub),
         "lease_ms": map.as_ref().map(|map| map.settings.lease_ms),
         "grace_ms": map.as_ref().map(|map| map.settings.grace_ms),
         "pools": map.iter().flat_map(|map| map.pools.keys()).collect::<Vec<_>>(),

@@ -15,7 +15,7 @@ use rustix::process::{PidfdFlags, pidfd_open};
 use serde_json::{Value, json};
 
 use super::arguments::ClusterArgs;
-use super::layout::ClusterLayout;
+use super::layout::{ClusterLayout, start_params};
 use super::listen::{check_address, parse_listen};
 use crate::command_error::CommandError;
 use crate::console::stdout_line;
@@ -81,11 +81,23 @@ fn print(node: u32, state: &str, as_json: bool, line: &str) {
 pub(super) fn stop_node(options: &StopNodeArgs) -> Result<(), CommandError> {
     let StopNodeArgs { node, force, json, .. } = *options;
     let layout = open(&options.of, node)?;
+    let line = match stop(&layout, node, force)? {
+        true => format!(
+            "node {node} is stopped; `ringbolt store start-node {node}` starts it. Its replicas move to other nodes if it is down for \
+             the time that --out-after says"
+        ),
+        false => format!("node {node} does not run, and is not started any more"),
+    };
+    print(node, "stopped", json, &line);
+    Ok(())
+}
+
+/// Stops a node of this machine, which is not started any more. Returns whether it ran.
+pub(super) fn stop(layout: &ClusterLayout, node: u32, force: bool) -> Result<bool, CommandError> {
     let socket = layout.socket(node);
     let Ok(connection) = UnixStream::connect(&socket) else {
         layout.set_stopped(node, true).map_err(CommandError::environment)?;
-        print(node, "stopped", json, &format!("node {node} does not run, and is not started any more"));
-        return Ok(());
+        return Ok(false);
     };
     let process = socket_peercred(&connection).and_then(|peer| pidfd_open(peer.pid, PidfdFlags::empty()));
     let process = process.map_err(|error| CommandError::environment(format!("node {node}: {error}")))?;
@@ -103,20 +115,14 @@ pub(super) fn stop_node(options: &StopNodeArgs) -> Result<(), CommandError> {
     let limit = Timespec::try_from(STOP_MAX).ok();
     let mut ended = [PollFd::new(&process, PollFlags::IN)];
     match poll(&mut ended, limit.as_ref()) {
-        Ok(1..) => {}
+        Ok(1..) => Ok(true),
         Ok(_) => {
             let reason =
                 format!("node {node} has handed over, and its process does not end: SIGKILL loses nothing");
-            return Err(CommandError::operation(reason));
+            Err(CommandError::operation(reason))
         }
-        Err(error) => return Err(CommandError::environment(format!("node {node}: {error}"))),
+        Err(error) => Err(CommandError::environment(format!("node {node}: {error}"))),
     }
-    let line = format!(
-        "node {node} is stopped; `ringbolt store start-node {node}` starts it. Its replicas move to other nodes if it is down for \
-         the time that --out-after says"
-    );
-    print(node, "stopped", json, &line);
-    Ok(())
 }
 
 /// Has the node hand over and close its device.
@@ -193,28 +199,4 @@ fn listen_elsewhere(layout: &ClusterLayout, node: u32, listen: SocketAddr) -> Re
     check_address(&records, &layout.nodes, Some(node), listen)?;
     params["listen"] = listen.to_string().into();
     layout.write_config(node, &config)
-}
-
-/// The parameters of `store_node_start` in the configuration of a node.
-fn start_params(config: &mut Value) -> Option<&mut Value> {
-    let subsystems = config.get_mut("subsystems")?.as_array_mut()?.iter_mut();
-    let mut methods = subsystems.filter_map(|it| it.get_mut("config")?.as_array_mut()).flatten();
-    let start = methods.find(|method| method["method"] == "store_node_start")?;
-    start.get_mut("params").filter(|params| params.is_object())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_parameters_of_the_node_are_found() {
-        let mut config = serde_json::json!({ "subsystems": [
-            { "subsystem": "bdev", "config": [{ "method": "bdev_uring_create", "params": {} }] },
-            { "subsystem": "store_node", "config": [
-                { "method": "store_node_start", "params": { "listen": "127.0.0.1:0" } }] }] });
-        start_params(&mut config).unwrap()["listen"] = "127.0.0.1:7001".into();
-        assert_eq!(config["subsystems"][1]["config"][0]["params"]["listen"], "127.0.0.1:7001");
-        assert!(start_params(&mut serde_json::json!({ "subsystems": [] })).is_none());
-    }
 }

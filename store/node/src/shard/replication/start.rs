@@ -21,6 +21,8 @@ use crate::disks::StoreDescriptors;
 use crate::format::CHECKPOINT_BLOCKS;
 use crate::shard::copies::{self, ObjectReads};
 use crate::shard::overlay::EntryData;
+use crate::shard::scrub;
+use crate::shard::scrub_state::Scrubs;
 use crate::shard::{Shard, ShardHandle, load, run};
 
 /// The identity of a replica, and its way to others.
@@ -110,6 +112,7 @@ pub(crate) async fn start(
     shard.borrow_mut().placed.checkpointed(base.sequence);
     shard.borrow_mut().replication = Some(replication);
     copies::start(core, &shard)?;
+    scrub::start(core, &shard)?;
     run(core, shard, disks)
 }
 
@@ -146,7 +149,7 @@ impl Replication {
         let incarnation = (record.generation + 1) as u32;
         let (sender, replies) = core.mailbox(READS_MAX);
         let mut replica = Replica::new(id, incarnation, settings, recovered, core.now_ns());
-        replica.set_copy_pacer(pacer);
+        replica.set_copy_pacer(pacer.clone());
         replica.set_volume_totals(volumes);
         Replication {
             group: shard.log.group(),
@@ -190,6 +193,8 @@ impl Replication {
             sender,
             replies,
             object_reads: ObjectReads::default(),
+            scrubs: Scrubs::default(),
+            pacer,
         }
     }
 }

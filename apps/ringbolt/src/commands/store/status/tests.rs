@@ -29,6 +29,7 @@ fn map(up: &[u32]) -> MapContents {
         pools: BTreeMap::new(),
         groups: Vec::new(),
         recovery: RecoverySettings::default(),
+        scrub: Value::Null,
         position: MapPosition::default(),
     }
 }

@@ -1,0 +1,160 @@
+//! `ringbolt store replace-device`: another device for a node of this machine, while the others serve.
+
+use std::fs;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use clap::Args;
+use cluster_map::{NodeId, ReplicaId, TlsPolicy};
+use serde_json::{Value, json};
+
+use super::arguments::{ClusterArgs, NodeOptions, TlsOption};
+use super::layout::{self, ClusterLayout};
+use super::stop;
+use crate::command_error::CommandError;
+use crate::console::stdout_line;
+use crate::options::parse_size;
+
+/// Changes of the map are waited for this long at a time.
+const WATCH_TIME: Duration = Duration::from_secs(1);
+
+/// Arguments of `ringbolt store replace-device`.
+#[derive(Args)]
+pub(crate) struct ReplaceDeviceArgs {
+    /// Number of the node, whose directory is on this machine
+    node: u32,
+    /// The new block device, whose data is lost, instead of a file
+    #[arg(long, value_name = "PATH")]
+    device: Option<PathBuf>,
+    /// Block device or file for the logs of the node; without, they are where the data is
+    #[arg(long, value_name = "PATH")]
+    log: Option<PathBuf>,
+    /// Size of the file, if there is no device [default: 10g]
+    #[arg(long, value_parser = parse_size, conflicts_with = "device")]
+    size: Option<u64>,
+    /// Size of each group's log
+    #[arg(long, default_value = "8m", value_parser = parse_size)]
+    log_size: u64,
+    /// Groups for which the device has space besides those of the node [default: half as many]
+    #[arg(long, value_name = "GROUPS", value_parser = clap::value_parser!(u32).range(0..=1023))]
+    spare: Option<u32>,
+    /// Destroy a store that is on the device; use a device that looks used
+    #[arg(long, requires = "device")]
+    force: bool,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    of: ClusterArgs,
+}
+
+pub(super) fn run(options: &ReplaceDeviceArgs) -> Result<(), CommandError> {
+    let layout = ClusterLayout::open(&options.of.cluster, &options.of.etcd.options())?;
+    let node = options.node;
+    if !layout.nodes.contains(&node) {
+        let directory = layout.directory.display();
+        return Err(CommandError::operation(format!(
+            "node {node} has no directory in {directory}: run this on its machine, or \
+             `ringbolt store add-node --replace {node}` if its directory is lost"
+        )));
+    }
+    let params = start_params(&layout, node)?;
+    let new = new_node(&layout, options, &params)?;
+    check_others(&layout, node)?;
+    let has_run = stop::stop(&layout, node, false)?;
+    wait_until_down(&layout, node)?;
+    let (place, aside) = (layout.node(node), aside(&layout, node));
+    fs::rename(&place, &aside).map_err(CommandError::environment)?;
+    let disks = (options.device.as_deref(), options.log.as_deref());
+    if let Err(error) = layout::add_node(&layout, Some(node), disks, &new, Some(&params)) {
+        // The node is what it was.
+        fs::rename(&aside, &place).map_err(CommandError::environment)?;
+        if has_run {
+            layout.set_stopped(node, false).map_err(CommandError::environment)?;
+        }
+        return Err(error);
+    }
+    match options.json {
+        true => stdout_line!("{:#}", json!({ "node": node, "state": "replaced", "old_directory": aside })),
+        false => stdout_line!(
+            "node {node} has an empty device, and gets copies of its groups when it runs; what was in its \
+             directory is in {}",
+            aside.display()
+        ),
+    }
+    Ok(())
+}
+
+/// How the node was started.
+fn start_params(layout: &ClusterLayout, node: u32) -> Result<Value, CommandError> {
+    let path = layout.config(node);
+    let unusable = || CommandError::operation(format!("{} does not start a node", path.display()));
+    let text =
+        fs::read(&path).map_err(|error| CommandError::environment(format!("{}: {error}", path.display())))?;
+    let mut config: Value = serde_json::from_slice(&text).map_err(|_| unusable())?;
+    layout::start_params(&mut config).map(|params| params.take()).ok_or_else(unusable)
+}
+
+/// The new node: where it listens and its domain are as before.
+fn new_node(
+    layout: &ClusterLayout,
+    options: &ReplaceDeviceArgs,
+    params: &Value,
+) -> Result<NodeOptions, CommandError> {
+    let records = layout.map.nodes().map_err(CommandError::operation)?;
+    let record = records.get(&NodeId(options.node));
+    let record =
+        record.ok_or_else(|| CommandError::operation(format!("the cluster has no node {}", options.node)))?;
+    let listen: Option<SocketAddr> = params["listen"].as_str().and_then(|listen| listen.parse().ok());
+    let local = NodeOptions::local(0);
+    Ok(NodeOptions {
+        size: options.size,
+        force: options.force,
+        log_size: options.log_size,
+        spare: options.spare,
+        domain: Some(record.domain.clone()),
+        listen: listen.unwrap_or(local.listen),
+        allow_plain_network: params["allow_plain_network"] == true,
+        tls: match record.tls {
+            TlsPolicy::Off => TlsOption::Off,
+            TlsPolicy::On => TlsOption::On,
+            TlsPolicy::Required => TlsOption::Required,
+        },
+        ..local
+    })
+}
+
+/// Refuses a node that has what no other one has.
+fn check_others(layout: &ClusterLayout, node: u32) -> Result<(), CommandError> {
+    for pool in layout.map.pools().map_err(CommandError::operation)?.values() {
+        let groups = layout.map.groups(pool.first_group..pool.first_group + pool.groups);
+        let groups = groups.map_err(CommandError::operation)?;
+        let alone = groups.iter().find(|(_, record)| record.config.in_sync == [ReplicaId(node)]);
+        if let Some((group, _)) = alone {
+            return Err(CommandError::operation(format!(
+                "only node {node} has the data of group {}: its device stays until another node is in sync",
+                group.0
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// A node that was lost is up until its lease ends.
+fn wait_until_down(layout: &ClusterLayout, node: u32) -> Result<(), CommandError> {
+    let mut changes = layout.map.changes();
+    while layout.map.nodes_up().map_err(CommandError::operation)?.contains(&NodeId(node)) {
+        if changes.wait(WATCH_TIME).is_err() {
+            // Nothing says when the map can be used again.
+            std::thread::sleep(changes.retry_after());
+        }
+    }
+    Ok(())
+}
+
+/// Where the node's directory goes. Its name is that of no node.
+fn aside(layout: &ClusterLayout, node: u32) -> PathBuf {
+    let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    layout.directory.join(format!("node{node}.replaced-{seconds}"))
+}
