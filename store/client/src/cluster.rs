@@ -35,6 +35,27 @@ pub enum ClientError {
         /// Name.
         image: String,
     },
+    /// There is no such snapshot.
+    #[error("image {pool}/{image} has no snapshot {snapshot}")]
+    NoSnapshot {
+        /// Pool.
+        pool: String,
+        /// Name of the image.
+        image: String,
+        /// Name of the snapshot.
+        snapshot: String,
+    },
+    /// An image of several volumes is to be shared.
+    #[error(
+        "image {pool}/{image} has snapshots or a parent: one process at a time writes it, so that it cannot be shared \
+         (shared=true)"
+    )]
+    SharedLayers {
+        /// Pool.
+        pool: String,
+        /// Name.
+        image: String,
+    },
     /// The image is in the trash.
     #[error("image {pool}/{image} is in the trash: `ringbolt image restore` takes it out")]
     Trashed {

@@ -6,7 +6,7 @@
 //! are not written, so that holes stay holes.
 
 use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -22,6 +22,7 @@ use store_image::IMAGE_BLOCK_BYTES;
 use wire_store::{BLOCK_BYTES, OBJECT_BYTES};
 
 use crate::attach::AttachOptions;
+use crate::layers::find_image;
 use crate::reclaim::{ReclaimError, sweep};
 use crate::sweep::SweepKind;
 use crate::trash::{TRASH, TrashEntry, purge_image, restore_image, trash};
@@ -98,7 +99,7 @@ pub async fn copy_image(
     mut progress: impl FnMut(u64, u64),
 ) -> Result<CopiedImage, CopyError> {
     check_plain_name(to.name)?;
-    from.cluster.image(from.pool, from.name)?;
+    find_image(&from.cluster.map().images()?, from.pool, from.name)?;
     if to.cluster.map().images()?.contains_key(&(to.pool.to_string(), to.name.to_string())) {
         return Err(MapError::Exists(format!("image {}/{}", to.pool, to.name)).into());
     }
@@ -210,15 +211,19 @@ async fn fill(
     Ok(CopiedImage { bytes, objects: count, written_bytes: copying.written_bytes.get() })
 }
 
-/// The indices of the objects of an image, not in their order.
+/// The indices of the objects of an image, of all its volumes.
 async fn list_objects(core: &Core, image: &ClusterImage) -> Result<Vec<u32>, ReclaimError> {
     let kind = SweepKind::Indices { end: image.size().div_ceil(OBJECT_BYTES as u64) };
-    let (watch, volume, attach) = image.parts();
-    match sweep(core, watch, volume, attach, kind, |_, _| {}).await {
-        Ok(swept) => Ok(swept.indices),
-        Err(ReclaimError::Refused(status)) => Err(ReclaimError::Unlisted(status)),
-        Err(error) => Err(error),
+    let mut indices = BTreeSet::new();
+    for volume in image.volumes() {
+        let (watch, attach) = image.parts();
+        match sweep(core, watch, volume, attach, kind, |_, _| {}).await {
+            Ok(swept) => indices.extend(swept.indices),
+            Err(ReclaimError::Refused(status)) => return Err(ReclaimError::Unlisted(status)),
+            Err(error) => return Err(error),
+        }
     }
+    Ok(indices.into_iter().collect())
 }
 
 impl Copying {

@@ -16,6 +16,7 @@ mod cluster;
 mod connections;
 mod copy;
 mod image;
+mod layers;
 mod reclaim;
 pub mod rpc;
 mod sessions;

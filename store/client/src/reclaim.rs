@@ -300,14 +300,7 @@ pub async fn reclaim_unknown(
         return Err(ClientError::VolumeOfImage(volume).into());
     }
     let bytes = store_image::IMAGE_BYTES_MAX;
-    let image = ImageEntry {
-        uuid: uuid::Uuid::nil(),
-        volume,
-        bytes,
-        cut_from: None,
-        protected: false,
-        trashed: None,
-    };
+    let image = ImageEntry::new(uuid::Uuid::nil(), volume, bytes);
     let emptied = Emptied::new(cluster, pool, &format!("of volume {volume}"), &image, false)?;
     let swept = emptied.sweep(core, &image, 0, progress).await;
     emptied.detach();

@@ -160,6 +160,7 @@ impl Sweep {
                 let listed = match listing {
                     Listing::Objects { .. } => self.objects_listed(placement, group, data),
                     Listing::Volumes { .. } => self.volumes_listed(group, data),
+                    Listing::Written { .. } => None,
                 };
                 if listed.is_none() {
                     self.failed = Some(Status::INTERNAL_ERROR);

@@ -34,6 +34,7 @@ mod etcd;
 mod groups;
 mod keys;
 mod known;
+mod layers;
 mod lease;
 mod local;
 mod location;
@@ -48,8 +49,13 @@ mod settings;
 
 pub use backup::MapBackup;
 pub use etcd::{EtcdFiles, EtcdMap};
+pub use groups::random_volume;
 pub use keys::{ClientKeyRecord, PoolAccess};
 pub use known::KnownMap;
+pub use layers::{
+    ChildVolume, ImageLayers, ImageSnapshot, Images, LAYERS_MAX, ParentVolume, SNAPSHOTS_MAX,
+    check_snapshot_name, children_of, parents_of, snapshot_of,
+};
 pub use lease::{LeaseHolder, LeaseOutcome};
 pub use local::LocalMap;
 pub use location::{EtcdOptions, MapLocation};

@@ -4,6 +4,8 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 use wire_replica::{GroupConfig, ReplicaId};
 
+use crate::layers::{ImageJson, ImageLayers};
+
 /// A machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeId(pub u32);
@@ -182,24 +184,24 @@ impl PoolRecord {
     }
 }
 
-/// An image: a volume of a pool.
+/// An image: a volume of a pool, and what it has not itself from others.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "ImageJson", into = "ImageJson")]
 pub struct ImageEntry {
     /// Identity.
     pub uuid: Uuid,
-    /// The volume that its objects name. No other image ever has it.
+    /// The volume that is written, which its objects name: the head. No other image ever has it.
     pub volume: u64,
     /// Size in bytes.
     pub bytes: u64,
     /// The image had this size, and what was cut off is not removed yet: until then it does not grow.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cut_from: Option<u64>,
     /// It is neither removed nor made smaller.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub protected: bool,
     /// It is in the trash, and no client opens it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trashed: Option<TrashedImage>,
+    /// Its snapshots, and where it has the data from that its head lacks.
+    pub layers: ImageLayers,
 }
 
 /// What is known of an image that is in the trash.
@@ -212,6 +214,12 @@ pub struct TrashedImage {
 }
 
 impl ImageEntry {
+    /// An image of one volume.
+    pub fn new(uuid: Uuid, volume: u64, bytes: u64) -> ImageEntry {
+        let layers = ImageLayers::default();
+        ImageEntry { uuid, volume, bytes, cut_from: None, protected: false, trashed: None, layers }
+    }
+
     /// Refuses to go on where the image of this name is another one than that which was read, or has been put
     /// into the trash, or taken out, since.
     ///
