@@ -5,6 +5,7 @@
 //! has: a group that has seen the attach epoch takes no write of a holder before.
 
 mod volumes;
+mod written;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -22,7 +23,7 @@ use wire_store::{BlockBitmap, EntryHeader, OBJECT_BYTES, ObjectId, Operation, cr
 use crate::attach::{AttachState, AttachStatus};
 use crate::cluster::PoolView;
 use crate::connections::Connections;
-use crate::image::{DEPTH, Placement};
+use crate::placement::{DEPTH, Placement};
 use crate::sessions::{GroupSession, GroupSessions, SessionState};
 use crate::sweep::{LIST_BYTES, Sweep, SweepKind, SweepStep};
 use crate::watch::PoolWatch;
@@ -631,7 +632,7 @@ impl<N: CoreNetwork> ImageChannel<N> {
             return;
         }
         if let Owner::Written(key) = operation.owner {
-            return self.written.push_back((key, volumes::written_blocks(status, data)));
+            return self.written.push_back((key, written::written_blocks(status, data)));
         }
         let Owner::Request(slot) = operation.owner else {
             // What waits for the session ends as it did.

@@ -95,6 +95,23 @@ pub enum ClientError {
         /// Since when it has it.
         seconds: u64,
     },
+    /// Another one has the image attached, and does not make a snapshot of it.
+    #[error(
+        "image {pool}/{image} is in use by {holder} (process {process}, {address}), which did not make the snapshot within 10 s: its \
+         log says why, or its release knows no snapshots; stop that, or fence it with --force"
+    )]
+    Unanswered {
+        /// Pool.
+        pool: String,
+        /// Name.
+        image: String,
+        /// Its host.
+        holder: String,
+        /// Its process there.
+        process: u32,
+        /// Its address.
+        address: String,
+    },
     /// An image would lose its end.
     #[error(
         "image {pool}/{image} would lose its last {cut} bytes, and what they have: with --allow-shrink they are removed for good"

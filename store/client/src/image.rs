@@ -10,16 +10,15 @@ use cluster_map::PoolClass;
 use reactor::Core;
 use sockets::{CoreNetwork, Sockets};
 use store_image::IMAGE_BLOCK_BYTES;
-use wire_store::{BLOCK_BYTES, OBJECT_BYTES, ObjectId};
+use uuid::Uuid;
+use wire_store::{BLOCK_BYTES, OBJECT_BYTES};
 
-use crate::attach::{AttachOptions, AttachState, AttachStatus, Attachment, ImageWatch};
+use crate::attach::{AttachOptions, AttachState, AttachStatus, Attachment, EntryFollower, ImageWatch};
 use crate::channel::ImageChannel;
 use crate::cluster::{ClientError, Cluster};
-use crate::layers::{FoundImage, ImageChain, LayeredChannel, find_image, follow_chain};
+use crate::layers::{FoundImage, HeldImage, ImageChain, LayeredChannel, find_image, follow_chain};
+use crate::placement::{DEPTH, Placement};
 use crate::watch::PoolWatch;
-
-/// Requests in flight on one channel: fewer than a client's numbers that replicas tell apart.
-pub(crate) const DEPTH: u32 = 512;
 
 /// The module's object of an image, whose channels connect through `N`.
 pub struct ClusterImage<N = Sockets> {
@@ -34,36 +33,10 @@ pub struct ClusterImage<N = Sockets> {
     attachment: Attachment,
     /// Follows the image in the map.
     followed: OnceLock<Arc<ImageWatch>>,
+    uuid: Uuid,
+    /// Makes snapshots while the image is in use.
+    _held: Option<Arc<HeldImage>>,
     network: PhantomData<fn() -> N>,
-}
-
-/// The objects of a volume: each belongs to a logical group of the pool.
-pub(crate) struct Placement {
-    pub(crate) first_group: u32,
-    pub(crate) groups: u32,
-    pub(crate) volume: u64,
-}
-
-impl Placement {
-    /// The objects of another volume of the pool.
-    pub(crate) fn of(&self, volume: u64) -> Placement {
-        Placement { volume, ..*self }
-    }
-
-    /// The object with the bytes from `offset` of the volume on, and the offset in it.
-    pub(crate) fn locate(&self, offset: u64) -> (ObjectId, u32) {
-        let index = (offset / OBJECT_BYTES as u64) as u32;
-        let group = self.group_of(index);
-        (ObjectId { group, volume: self.volume, index, suffix: 0 }, (offset % OBJECT_BYTES as u64) as u32)
-    }
-}
-
-impl Placement {
-    /// The logical group of the object with this index.
-    pub(crate) fn group_of(&self, index: u32) -> u32 {
-        let groups = u64::from(self.groups);
-        self.first_group + ((self.volume % groups + u64::from(index) % groups) % groups) as u32
-    }
 }
 
 impl ClusterImage {
@@ -118,6 +91,22 @@ impl<N: CoreNetwork> ClusterImage<N> {
         if options.read_only && found.snapshot.is_none() {
             follow_chain(cluster, pool, found.entry.uuid, &chain);
         }
+        let held = attachment.lock().filter(|_| !options.shared).map(|lock| {
+            let image = Arc::new_cyclic(|own| HeldImage {
+                own: own.clone(),
+                cluster: cluster.clone(),
+                pool: pool.to_string(),
+                uuid: found.entry.uuid,
+                chain: chain.clone(),
+                lock: lock.clone(),
+                state: attachment.state.clone(),
+                watch: watch.clone(),
+                seen: Mutex::new(found.entry.layers.request.as_ref().map(|request| request.id)),
+            });
+            let follower: Arc<dyn EntryFollower> = image.clone();
+            lock.follow(Arc::downgrade(&follower));
+            image
+        });
         Ok(ClusterImage {
             pool: pool.to_string(),
             image: image.to_string(),
@@ -127,6 +116,8 @@ impl<N: CoreNetwork> ClusterImage<N> {
             watch,
             attachment,
             followed: OnceLock::new(),
+            uuid: found.entry.uuid,
+            _held: held,
             network: PhantomData,
         })
     }
@@ -138,7 +129,11 @@ impl<N: CoreNetwork> ClusterImage<N> {
         let watch = ImageWatch {
             pool: self.pool.clone(),
             image: self.image.clone(),
-            volume: self.head(),
+            uuid: self.uuid,
+            volume: match self.attachment.lock() {
+                Some(lock) => lock.volume().clone(),
+                None => Arc::new(AtomicU64::new(self.head())),
+            },
             state: self.attachment.state.clone(),
             missing_since: Mutex::new(None),
             resized: Box::new(move |size| {
@@ -297,15 +292,5 @@ mod tests {
         let geometry = geometry_of((64 << 20) + 512, BLOCK_BYTES as u32);
         assert_eq!((geometry.block_size, geometry.blocks), (4096, 16_384));
         assert_eq!((geometry.atomic_write_blocks, geometry.optimal_io_boundary_blocks), (1, 1024));
-    }
-
-    #[test]
-    fn objects_are_where_they_were_and_no_volume_is_too_high() {
-        for (volume, index) in [(1, 0), (7, 5), (12_345, 4_000_000_000)] {
-            let placement = Placement { first_group: 8, groups: 6, volume };
-            assert_eq!(u64::from(placement.group_of(index)), 8 + (volume + u64::from(index)) % 6);
-        }
-        let placement = Placement { first_group: 8, groups: 6, volume: u64::MAX };
-        assert!((8..14).contains(&placement.group_of(u32::MAX)));
     }
 }

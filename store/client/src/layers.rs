@@ -12,14 +12,17 @@
 
 mod channel;
 mod follow;
+mod in_use;
 mod lookup;
 mod object;
 mod plan;
+mod pull;
 #[cfg(test)]
 mod tests;
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, Weak};
+use std::time::Duration;
 
 use bdev::{Completion, Request};
 use block_io::{Channel, Status};
@@ -29,8 +32,10 @@ use wire_store::BlockBitmap;
 
 pub(crate) use channel::LayeredChannel;
 pub(crate) use follow::follow_chain;
+pub(crate) use in_use::HeldImage;
 pub(crate) use lookup::{FoundImage, find_image};
 use object::ObjectLayers;
+pub(crate) use pull::pull;
 
 /// Objects of which it is kept what the head has, for all channels: 64 GiB, in 7 MiB of memory. Those that a
 /// channel uses are kept besides.
@@ -82,6 +87,13 @@ impl LayerChain {
         self.parents.is_empty()
     }
 
+    /// The chain after a snapshot of this one, of an image of this size.
+    pub(crate) fn with_head(&self, head: u64, bytes: u64) -> LayerChain {
+        let below = self.parents.iter().map(|it| ParentVolume { bytes: it.bytes.min(bytes), ..*it });
+        let parents = [ParentVolume { volume: self.head, bytes }].into_iter().chain(below).collect();
+        LayerChain::new(head, parents, self.is_volatile)
+    }
+
     /// Whether it has the same volumes as another one.
     pub(crate) fn is_same(&self, other: &LayerChain) -> bool {
         (self.head, &self.parents) == (other.head, &other.parents)
@@ -97,16 +109,32 @@ impl LayerChain {
     }
 }
 
-/// The chain of an image, which its channels follow.
+/// What a channel has in flight.
+#[derive(Default)]
+struct ChannelSeat {
+    in_flight: AtomicUsize,
+}
+
+/// The chain of an image, which its channels follow. They can be paused, so that nothing is in flight.
 pub(crate) struct ImageChain {
     chain: Mutex<Arc<LayerChain>>,
     /// Counts chains.
     version: AtomicU64,
+    is_paused: AtomicBool,
+    seats: Mutex<Vec<Weak<ChannelSeat>>>,
+    /// A channel has nothing in flight any more, while they are paused.
+    drained: Condvar,
 }
 
 impl ImageChain {
     pub(crate) fn new(chain: LayerChain) -> ImageChain {
-        ImageChain { chain: Mutex::new(Arc::new(chain)), version: AtomicU64::new(0) }
+        ImageChain {
+            chain: Mutex::new(Arc::new(chain)),
+            version: AtomicU64::new(0),
+            is_paused: AtomicBool::new(false),
+            seats: Mutex::default(),
+            drained: Condvar::new(),
+        }
     }
 
     /// The newest chain, and its version.
@@ -124,5 +152,47 @@ impl ImageChain {
         let mut current = sync::lock(&self.chain);
         *current = Arc::new(chain);
         self.version.fetch_add(1, Ordering::Release);
+    }
+
+    fn add_seat(&self) -> Arc<ChannelSeat> {
+        let seat = Arc::new(ChannelSeat::default());
+        let mut seats = sync::lock(&self.seats);
+        seats.retain(|seat| seat.strong_count() > 0);
+        seats.push(Arc::downgrade(&seat));
+        seat
+    }
+
+    /// Has channels begin nothing, and waits until nothing is in flight, on any core. Returns whether that is
+    /// so in time. [`resume`](Self::resume) ends it.
+    pub(crate) fn pause(&self, limit: Duration) -> bool {
+        // A channel counts what it is about to begin before it looks at this, and this is set before the
+        // counts are read: one of the two sees the other.
+        self.is_paused.store(true, Ordering::SeqCst);
+        let is_busy = |seats: &mut Vec<Weak<ChannelSeat>>| {
+            let mut seats = seats.iter().filter_map(Weak::upgrade);
+            seats.any(|seat| seat.in_flight.load(Ordering::SeqCst) > 0)
+        };
+        let seats = sync::lock(&self.seats);
+        let waited = self.drained.wait_timeout_while(seats, limit, is_busy);
+        let (_seats, outcome) = waited.unwrap_or_else(std::sync::PoisonError::into_inner);
+        !outcome.timed_out()
+    }
+
+    /// Channels begin requests again.
+    pub(crate) fn resume(&self) {
+        self.is_paused.store(false, Ordering::SeqCst);
+    }
+
+    fn is_paused(&self) -> bool {
+        self.is_paused.load(Ordering::SeqCst)
+    }
+
+    /// A channel has nothing in flight.
+    fn notify_drained(&self) {
+        if self.is_paused() {
+            // Whoever waits has looked at the counts before this, or looks again.
+            drop(sync::lock(&self.seats));
+            self.drained.notify_all();
+        }
     }
 }

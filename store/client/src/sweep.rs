@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, VecDeque};
 use block_io::Status;
 use wire_replica::{ListItem, ListedVolume, Listing, decode_list};
 
-use crate::image::Placement;
+use crate::placement::Placement;
 
 /// Lists in flight, and removals.
 const LISTS_MAX: usize = 16;

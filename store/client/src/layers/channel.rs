@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use bdev::{Completion, Request};
 use block_io::{Channel, Op, RequestFlags, Status, Tag};
@@ -13,8 +14,8 @@ use wire_store::{BLOCK_BYTES, BlockBitmap, OBJECT_BYTES};
 
 use super::object::{ObjectLayers, ParentData, limit_in};
 use super::plan::{Action, ParentPart, Step, plan_read, plan_write, plan_zeroes};
-use super::{ImageChain, LayerChain, VolumeChannel};
-use crate::image::DEPTH;
+use super::{ChannelSeat, ImageChain, LayerChain, VolumeChannel};
+use crate::placement::DEPTH;
 
 /// Parts of one request in flight.
 const STEPS_MAX: u32 = 16;
@@ -88,8 +89,9 @@ pub(crate) struct LayeredChannel<C> {
     chain: Arc<LayerChain>,
     version: u64,
     block_bytes: u32,
-    /// Requests that were accepted and are not reported as complete.
+    /// Requests that were accepted and are not reported as complete, here and for those who wait for none.
     in_flight: usize,
+    seat: Arc<ChannelSeat>,
     objects: HashMap<u32, Arc<ObjectLayers>>,
     jobs: Slab<Job>,
     subs: Slab<Sub>,
@@ -120,6 +122,7 @@ impl<C: VolumeChannel> LayeredChannel<C> {
         io.set_head(chain.head);
         LayeredChannel {
             core: core.clone(),
+            seat: followed.add_seat(),
             io,
             followed,
             chain,
@@ -154,6 +157,14 @@ impl<C: VolumeChannel> LayeredChannel<C> {
         self.objects.clear();
         self.io.set_head(self.chain.head);
         true
+    }
+
+    /// Says what is in flight to those who wait until nothing is.
+    fn count_in_flight(&self) {
+        self.seat.in_flight.store(self.in_flight, Ordering::SeqCst);
+        if self.in_flight == 0 {
+            self.followed.notify_drained();
+        }
     }
 
     fn accept(&mut self, request: Request) -> Result<(), Request> {
@@ -610,12 +621,20 @@ fn block_around(bytes: &std::ops::Range<u32>) -> std::ops::Range<u32> {
 }
 
 /// Zeroes data from an offset on.
-fn zero_from(data: &mut Data, offset: usize) {
+pub(super) fn zero_from(data: &mut Data, offset: usize) {
     let mut at = offset;
     while at < data.len() {
         let length = BLOCK_BYTES.min(data.len() - at);
         data.copy_from(at, &ZEROES[..length]);
         at += length;
+    }
+}
+
+impl<C> Drop for LayeredChannel<C> {
+    fn drop(&mut self) {
+        // What is in flight is fenced by those who wait.
+        self.seat.in_flight.store(0, Ordering::SeqCst);
+        self.followed.notify_drained();
     }
 }
 
@@ -626,6 +645,10 @@ impl<C: VolumeChannel> Channel for LayeredChannel<C> {
     fn submit(&mut self, batch: &mut Vec<Request>) {
         if !self.follow_chain() {
             return;
+        }
+        self.seat.in_flight.store(self.in_flight + batch.len(), Ordering::SeqCst);
+        if self.followed.is_paused() {
+            return self.count_in_flight();
         }
         let before = batch.len();
         if self.chain.is_plain() {
@@ -645,6 +668,7 @@ impl<C: VolumeChannel> Channel for LayeredChannel<C> {
             self.push_down();
         }
         self.in_flight += before - batch.len();
+        self.count_in_flight();
     }
 
     fn poll(&mut self, sink: &mut Vec<Completion>) -> usize {
@@ -665,7 +689,10 @@ impl<C: VolumeChannel> Channel for LayeredChannel<C> {
             sink.append(&mut self.done);
         }
         let completed = sink.len() - before;
-        self.in_flight -= completed;
+        if completed > 0 {
+            self.in_flight -= completed;
+            self.count_in_flight();
+        }
         completed
     }
 
@@ -675,7 +702,8 @@ impl<C: VolumeChannel> Channel for LayeredChannel<C> {
         }
         let retry = (!self.blocked.is_empty()).then(|| self.core.now_ns() + RETRY_NS);
         // A request that waits for another chain is submitted again.
-        let follows = (self.followed.version() != self.version).then(|| self.core.now_ns() + RETRY_NS);
+        let is_waiting = self.followed.version() != self.version || self.followed.is_paused();
+        let follows = is_waiting.then(|| self.core.now_ns() + RETRY_NS);
         self.io.deadline().into_iter().chain(retry).chain(follows).min()
     }
 }

@@ -408,7 +408,7 @@ fn run(core: &Core, seed: u64, failing: u64) {
 
 fn run_seeds(failing: u64) {
     let reactor = Reactor::new(&ReactorConfig::default()).unwrap();
-    let seeds = if cfg!(miri) { 0..2 } else { 0..400 };
+    let seeds = if cfg!(miri) { 0..2 } else { 0..150 };
     for seed in seeds {
         println!("seed {seed}");
         run(&reactor.core(), seed, failing);
