@@ -266,14 +266,23 @@ impl HeldLock {
         self.process.map.change_image_lock(&self.pool, volume, None, &lock)
     }
 
-    /// The image has another head, whose lock this has already.
-    pub(crate) fn move_to(&self, volume: u64) {
+    /// Does something while the image stays attached; `None` if it is not. Detaching waits for that.
+    pub(crate) fn while_attached<T>(&self, change: impl FnOnce() -> T) -> Option<T> {
         let is_detached = sync::lock(&self.is_detached);
+        (!*is_detached).then(change)
+    }
+
+    /// Whether this one alone has the image.
+    pub(crate) fn is_only_holder(&self) -> Result<bool, MapError> {
+        let lock = self.process.map.image_lock(&self.pool, self.current())?.unwrap_or_default();
+        let is_own = |holder: &ImageHolder| holder.id == self.holder.id && !holder.shared;
+        Ok(matches!(&lock.holders[..], [only] if is_own(only)) && lock.attach_epoch == self.state.epoch())
+    }
+
+    /// The image has another head, whose lock this has already. Within [`while_attached`](Self::while_attached).
+    pub(crate) fn move_to(&self, volume: u64) {
         let before = self.volume.swap(volume, Ordering::AcqRel);
         self.release_volume(before);
-        if *is_detached {
-            self.release_volume(volume);
-        }
     }
 
     /// Has the lock of a volume no more.

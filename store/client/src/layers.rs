@@ -183,7 +183,7 @@ impl ImageChain {
         self.is_paused.store(false, Ordering::SeqCst);
     }
 
-    fn is_paused(&self) -> bool {
+    pub(crate) fn is_paused(&self) -> bool {
         self.is_paused.load(Ordering::SeqCst)
     }
 

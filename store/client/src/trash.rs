@@ -47,6 +47,11 @@ pub fn trash_image(
     let image = cluster.image(pool, name)?;
     image.check_unprotected(pool, name)?;
     check_no_snapshots(&image, pool, name)?;
+    if !image.layers.dropped.is_empty() {
+        let reason =
+            "what a rollback or a snapshot has left is not removed yet: `ringbolt store reclaim` first";
+        return Err(MapError::Invalid(format!("image {pool}/{name}: {reason}")).into());
+    }
     // Those that have it lose it, in every group.
     let emptied = Emptied::new(cluster, pool, name, &image, force)?;
     let trashed = TrashedImage { name: name.to_string(), until };

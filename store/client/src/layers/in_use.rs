@@ -6,6 +6,7 @@
 //! the image with the snapshot or without.
 
 use std::sync::{Arc, Mutex, Weak};
+use std::task::Poll;
 use std::time::Duration;
 
 use cluster_map::{ImageEntry, MapError, random_volume};
@@ -20,8 +21,10 @@ use crate::snapshots::{check_new, seconds_since_1970};
 use crate::sweep::SweepKind;
 use crate::watch::PoolWatch;
 
-/// Requests that are in flight when a snapshot begins have this time; without it, there is no snapshot.
-const DRAIN_MAX: Duration = Duration::from_secs(5);
+/// Requests that are in flight when a snapshot begins have this time; what needs longer is no snapshot.
+const DRAIN_MAX: Duration = Duration::from_secs(4);
+/// All groups know the attach epoch within this time, or there is no snapshot: the image waits meanwhile.
+const FENCE_MAX: Duration = Duration::from_secs(4);
 /// The map is asked again after this time whether it has a snapshot.
 const RETRY: Duration = Duration::from_millis(200);
 
@@ -55,6 +58,7 @@ impl EntryFollower for HeldImage {
 
     /// Makes the snapshot that the record asks for, on a thread of its own.
     fn read(&self, entry: &ImageEntry) {
+        self.follow_head(entry);
         let Some(request) = &entry.layers.request else { return };
         let is_new = sync::lock(&self.seen).replace(request.id) != Some(request.id);
         let Some(image) = self.own.upgrade().filter(|_| is_new) else { return };
@@ -76,6 +80,33 @@ impl EntryFollower for HeldImage {
 }
 
 impl HeldImage {
+    /// Ends where another client has taken the image by force and given it another head.
+    fn follow_head(&self, entry: &ImageEntry) {
+        let (chain, version) = self.chain.get();
+        // While this makes a snapshot the two differ.
+        if self.chain.is_paused() || entry.volume == chain.head() {
+            return;
+        }
+        // The record may be older than a snapshot that this has just made: it is read again, and counts if
+        // none was made meanwhile.
+        let Ok(Some(head)) = self.head_in_map() else { return };
+        if self.chain.is_paused() || self.chain.get().1 != version || head == chain.head() {
+            return;
+        }
+        if self.state.end(AttachStatus::Fenced) {
+            log::error!("an image of pool {} was given another head: its requests fail here", self.pool);
+        }
+    }
+
+    /// The head of the image in the map; `None` if it has no such image, or is an older copy of itself.
+    fn head_in_map(&self) -> Result<Option<u64>, MapError> {
+        let map = self.cluster.map();
+        if map.position()?.is_older() {
+            return Ok(None);
+        }
+        Ok(map.images()?.values().find(|image| image.uuid == self.uuid).map(|image| image.volume))
+    }
+
     fn make(&self, id: Uuid, snapshot: &str) -> Result<Outcome, MapError> {
         if !self.chain.pause(DRAIN_MAX) {
             self.chain.resume();
@@ -96,6 +127,15 @@ impl HeldImage {
         }
         if let Err(reason) = self.fence() {
             return Ok(Outcome::Refused(reason));
+        }
+        let changed = self.lock.while_attached(|| self.change(id, snapshot));
+        changed.unwrap_or(Ok(Outcome::Refused("the image is not attached any more")))
+    }
+
+    /// Changes the record, and goes on with the new head if it has. The image stays attached meanwhile.
+    fn change(&self, id: Uuid, snapshot: &str) -> Result<Outcome, MapError> {
+        if !self.lock.is_only_holder()? {
+            return Ok(Outcome::Refused("others have attached the image"));
         }
         let head = random_volume();
         if !self.lock.hold_volume(head, self.state.epoch())? {
@@ -119,7 +159,14 @@ impl HeldImage {
         let (core, watch, state) = (reactor.core(), self.watch.clone(), self.state.clone());
         let volume = self.chain.get().0.head();
         let swept = reactor.block_on(async move {
-            sweep(&core, watch, volume, state, SweepKind::Indices { end: 0 }, |_, _| {}).await.is_ok()
+            let kind = SweepKind::Indices { end: 0 };
+            let mut swept = std::pin::pin!(sweep(&core, watch, volume, state, kind, |_, _| {}));
+            let mut limit = std::pin::pin!(core.sleep_ns(FENCE_MAX.as_nanos() as u64));
+            let either = std::future::poll_fn(|context| match swept.as_mut().poll(context) {
+                Poll::Ready(swept) => Poll::Ready(swept.is_ok()),
+                Poll::Pending => limit.as_mut().poll(context).map(|()| false),
+            });
+            either.await
         });
         if swept { Ok(()) } else { Err("a logical group does not answer") }
     }

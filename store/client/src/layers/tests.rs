@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bdev::{Completion, Request};
 use block_io::{Channel, Op, Status, Tag};
@@ -461,5 +462,26 @@ fn an_image_of_one_volume_is_passed_through_as_it_is() {
     assert!(matches!(rig.channels[0].io.pending[..], [Pending::Io(1, _)]));
     rig.drain();
     rig.submit(0, Op::Read, 0..50, vec![0; 50 * SECTOR as usize]);
+    rig.drain();
+}
+
+#[test]
+fn a_pause_lasts_until_nothing_is_in_flight_and_nothing_begins_meanwhile() {
+    let reactor = Reactor::new(&ReactorConfig::default()).unwrap();
+    let mut rig = Rig::new(&reactor.core(), 1, 2);
+    rig.submit(0, Op::Write, 3..40, vec![9; 37 * SECTOR as usize]);
+    assert!(!rig.chain.pause(Duration::from_millis(1)), "a write is in flight");
+    for channel in 0..2 {
+        let mut batch = vec![Request::read(Tag(100), BASE / SECTOR, 1, rig.buffer(SECTOR as usize))];
+        rig.channels[channel].submit(&mut batch);
+        assert_eq!(batch.len(), 1, "it waits with its owner");
+        assert!(rig.channels[channel].deadline().is_some(), "and is tried again");
+    }
+    let chain = rig.chain.clone();
+    let waiting = std::thread::spawn(move || chain.pause(Duration::from_secs(60)));
+    rig.drain();
+    assert!(waiting.join().unwrap());
+    rig.chain.resume();
+    rig.submit(1, Op::Read, 0..50, vec![0; 50 * SECTOR as usize]);
     rig.drain();
 }
