@@ -34,7 +34,6 @@ const KNOWN: &[(&str, usize)] = &[
     ("services/blobstore", 13),
     ("services/lvol", 13),
     ("sim", 8),
-    ("store/client", 3),
     ("store/cluster-map", 10),
     ("store/node", 23),
     ("store/objects", 2),

@@ -137,9 +137,10 @@ pub(crate) struct Attachment {
 }
 
 /// The place of an attachment in the lock of its image.
-struct HeldLock {
+pub(crate) struct HeldLock {
     pool: String,
-    volume: u64,
+    /// The head of the image, which another one becomes with a snapshot.
+    volume: Arc<AtomicU64>,
     holder: ImageHolder,
     state: Arc<AttachState>,
     process: Arc<HolderProcess>,
@@ -147,11 +148,22 @@ struct HeldLock {
     is_detached: Mutex<bool>,
 }
 
+/// One that is told of the record of an image that is attached.
+pub(crate) trait EntryFollower: Send + Sync {
+    /// The identity of the image.
+    fn image(&self) -> Uuid;
+
+    /// The record, as it is now. Must not wait.
+    fn read(&self, entry: &ImageEntry);
+}
+
 /// What is told of changes of an image that is attached.
 pub(crate) struct ImageWatch {
     pub(crate) pool: String,
     pub(crate) image: String,
-    pub(crate) volume: u64,
+    pub(crate) uuid: Uuid,
+    /// Its head.
+    pub(crate) volume: Arc<AtomicU64>,
     pub(crate) state: Arc<AttachState>,
     /// Since when the map does not have it.
     pub(crate) missing_since: Mutex<Option<Instant>>,
@@ -164,6 +176,8 @@ struct HolderProcess {
     map: Arc<dyn ClusterMap>,
     watched: Mutex<Vec<Weak<ImageWatch>>>,
     held: Mutex<Vec<Weak<HeldLock>>>,
+    /// Those that are told of the records of images.
+    followers: Mutex<Vec<Weak<dyn EntryFollower>>>,
     /// The highest revision of the map that was seen.
     revision: AtomicU64,
 }
@@ -191,7 +205,8 @@ impl Attachment {
         let holder = own_holder(cluster, process.lease, options.shared);
         let epoch = attach(cluster.map().as_ref(), (pool, image), entry.volume, &holder, options)?;
         let state = Arc::new(AttachState::new(epoch, groups));
-        let (pool, volume, of_process) = (pool.to_string(), entry.volume, process.clone());
+        let (pool, of_process) = (pool.to_string(), process.clone());
+        let volume = Arc::new(AtomicU64::new(entry.volume));
         let is_detached = Mutex::new(false);
         let lock = HeldLock { pool, volume, holder, state: state.clone(), process, is_detached };
         let lock = Arc::new(lock);
@@ -204,6 +219,11 @@ impl Attachment {
         if let Some(lock) = &self.lock {
             sync::lock(&lock.process.watched).push(Arc::downgrade(watch));
         }
+    }
+
+    /// Its place in the lock of the image; `None` if it only reads.
+    pub(crate) fn lock(&self) -> Option<&Arc<HeldLock>> {
+        self.lock.as_ref()
     }
 
     /// Fails what is in flight, which is never sent again, and fences what was sent: groups refuse it once
@@ -230,9 +250,55 @@ impl Attachment {
 }
 
 impl HeldLock {
+    /// The head of the image.
+    pub(crate) fn volume(&self) -> &Arc<AtomicU64> {
+        &self.volume
+    }
+
+    /// Has one told of the record of its image, each time that the map changes.
+    pub(crate) fn follow(&self, follower: Weak<dyn EntryFollower>) {
+        sync::lock(&self.process.followers).push(follower);
+    }
+
+    /// Has the lock of another volume, of which no image is yet, at an attach epoch. Returns whether it has.
+    pub(crate) fn hold_volume(&self, volume: u64, attach_epoch: u32) -> Result<bool, MapError> {
+        let lock = ImageLock { attach_epoch, holders: vec![self.holder.clone()] };
+        self.process.map.change_image_lock(&self.pool, volume, None, &lock)
+    }
+
+    /// Does something while the image stays attached; `None` if it is not. Detaching waits for that.
+    pub(crate) fn while_attached<T>(&self, change: impl FnOnce() -> T) -> Option<T> {
+        let is_detached = sync::lock(&self.is_detached);
+        (!*is_detached).then(change)
+    }
+
+    /// Whether this one alone has the image.
+    pub(crate) fn is_only_holder(&self) -> Result<bool, MapError> {
+        let lock = self.process.map.image_lock(&self.pool, self.current())?.unwrap_or_default();
+        let is_own = |holder: &ImageHolder| holder.id == self.holder.id && !holder.shared;
+        Ok(matches!(&lock.holders[..], [only] if is_own(only)) && lock.attach_epoch == self.state.epoch())
+    }
+
+    /// The image has another head, whose lock this has already. Within [`while_attached`](Self::while_attached).
+    pub(crate) fn move_to(&self, volume: u64) {
+        let before = self.volume.swap(volume, Ordering::AcqRel);
+        self.release_volume(before);
+    }
+
+    /// Has the lock of a volume no more.
+    pub(crate) fn release_volume(&self, volume: u64) {
+        if let Err(error) = detach(self.process.map.as_ref(), &self.pool, volume, self.holder.id) {
+            log::warn!("volume {volume} of pool {} is not detached: {error}", self.pool);
+        }
+    }
+
+    fn current(&self) -> u64 {
+        self.volume.load(Ordering::Acquire)
+    }
+
     /// Raises the attach epoch, which only others do otherwise. Those that share an image have one epoch: it
     /// stays, so that theirs is not fenced.
-    fn abort_in_flight(&self) -> Result<(), MapError> {
+    pub(crate) fn abort_in_flight(&self) -> Result<(), MapError> {
         let is_detached = sync::lock(&self.is_detached);
         let known = self.state.epoch();
         let raised = match self.holder.shared || *is_detached {
@@ -246,7 +312,7 @@ impl HeldLock {
     fn raise_epoch(&self) -> Result<u32, MapError> {
         let map = self.process.map.as_ref();
         for _ in 0..ATTEMPTS_MAX {
-            let known = map.image_lock(&self.pool, self.volume)?;
+            let known = map.image_lock(&self.pool, self.current())?;
             let lock = known.clone().unwrap_or_default();
             let own = self.state.epoch();
             if lock.attach_epoch > own || !lock.holders.iter().any(|holder| holder.id == self.holder.id) {
@@ -255,18 +321,18 @@ impl HeldLock {
             }
             let to = ImageLock { attach_epoch: own.saturating_add(1), ..lock };
             self.state.claimed_epoch.fetch_max(to.attach_epoch, Ordering::AcqRel);
-            if map.change_image_lock(&self.pool, self.volume, known.as_ref(), &to)? {
+            if map.change_image_lock(&self.pool, self.current(), known.as_ref(), &to)? {
                 return Ok(to.attach_epoch);
             }
         }
-        let what = format!("of volume {} of pool {}", self.volume, self.pool);
+        let what = format!("of volume {} of pool {}", self.current(), self.pool);
         Err(MapError::Storage { what, reason: "others change its lock all the time".to_string() })
     }
 
     fn detach(&self) {
         let mut is_detached = sync::lock(&self.is_detached);
         if !std::mem::replace(&mut *is_detached, true)
-            && let Err(error) = detach(self.process.map.as_ref(), &self.pool, self.volume, self.holder.id)
+            && let Err(error) = detach(self.process.map.as_ref(), &self.pool, self.current(), self.holder.id)
         {
             // Its lease ends with the process.
             log::warn!("an image of pool {} is not detached: {error}", self.pool);
@@ -281,7 +347,7 @@ impl HeldLock {
             return Ok(());
         }
         let map = self.process.map.as_ref();
-        let has_it = put_back(map, &self.pool, self.volume, &self.holder, self.state.epoch())?;
+        let has_it = put_back(map, &self.pool, self.current(), &self.holder, self.state.epoch())?;
         if !has_it && self.state.end(AttachStatus::Fenced) {
             log::error!("an image of pool {} was attached elsewhere: its requests fail here", self.pool);
         }
@@ -523,6 +589,7 @@ impl HolderProcess {
             map: map.clone(),
             watched: Mutex::default(),
             held: Mutex::default(),
+            followers: Mutex::default(),
             revision: AtomicU64::new(0),
         });
         processes.insert(id, Arc::downgrade(&process));
@@ -539,19 +606,23 @@ impl HolderProcess {
         }
         let is_older = self.is_map_older()?;
         let images = self.map.images()?;
-        let by_volume: HashMap<u64, &ImageEntry> =
-            images.values().map(|image| (image.volume, image)).collect();
+        let by_uuid: HashMap<Uuid, &ImageEntry> = images.values().map(|image| (image.uuid, image)).collect();
+        for follower in live(&self.followers) {
+            if let Some(entry) = by_uuid.get(&follower.image()) {
+                follower.read(entry);
+            }
+        }
         let mut is_doubtful = false;
         for watch in watched {
             let (pool, image) = (&watch.pool, &watch.image);
-            let lock = self.map.image_lock(pool, watch.volume)?;
+            let lock = self.map.image_lock(pool, watch.volume.load(Ordering::Acquire))?;
             if lock.is_some_and(|lock| lock.attach_epoch > watch.state.claimed_epoch.load(Ordering::Acquire))
                 && watch.state.end(AttachStatus::Fenced)
             {
                 log::error!("image {pool}/{image} was attached elsewhere by force: its requests fail here");
             }
             // It may have another name by now.
-            if let Some(entry) = by_volume.get(&watch.volume) {
+            if let Some(entry) = by_uuid.get(&watch.uuid) {
                 *sync::lock(&watch.missing_since) = None;
                 (watch.resized)(entry.bytes);
             } else if !is_older && self.is_removed(&watch)? {
@@ -565,7 +636,7 @@ impl HolderProcess {
             }
         }
         // The lock of an image that is gone goes too.
-        let is_there = |lock: &&Arc<HeldLock>| images.values().any(|image| image.volume == lock.volume);
+        let is_there = |lock: &&Arc<HeldLock>| images.values().any(|image| image.volume == lock.current());
         held.iter().filter(is_there).try_for_each(|lock| lock.put_back())?;
         Ok(is_doubtful)
     }
@@ -580,12 +651,13 @@ impl HolderProcess {
     /// Whether an image was removed that the map does not have.
     fn is_removed(&self, watch: &ImageWatch) -> Result<bool, MapError> {
         let since = *sync::lock(&watch.missing_since).get_or_insert_with(Instant::now);
-        Ok(since.elapsed() >= MISSING_MAX || self.map.removed_images()?.contains_key(&watch.volume))
+        Ok(since.elapsed() >= MISSING_MAX
+            || self.map.removed_images()?.contains_key(&watch.volume.load(Ordering::Acquire)))
     }
 }
 
 /// Those that are not dropped.
-fn live<T>(all: &Mutex<Vec<Weak<T>>>) -> Vec<Arc<T>> {
+fn live<T: ?Sized>(all: &Mutex<Vec<Weak<T>>>) -> Vec<Arc<T>> {
     let mut all = sync::lock(all);
     all.retain(|one| one.strong_count() > 0);
     all.iter().filter_map(Weak::upgrade).collect()

@@ -4,6 +4,9 @@
 //! arrives after the session has ended is refused. Before its first read there, some channel of the image
 //! has: a group that has seen the attach epoch takes no write of a holder before.
 
+mod volumes;
+mod written;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
@@ -15,12 +18,12 @@ use slots::{Slab, Slot};
 use sockets::CoreNetwork;
 use store_image::{RangeProgress, RangeRequest};
 use wire_replica::{CLIENT_WINDOW, ClientReply, ClientRequest, Frame, SessionChange};
-use wire_store::{EntryHeader, OBJECT_BYTES, ObjectId, Operation, crc32c};
+use wire_store::{BlockBitmap, EntryHeader, OBJECT_BYTES, ObjectId, Operation, crc32c};
 
 use crate::attach::{AttachState, AttachStatus};
 use crate::cluster::PoolView;
 use crate::connections::Connections;
-use crate::image::{DEPTH, Placement};
+use crate::placement::{DEPTH, Placement};
 use crate::sessions::{GroupSession, GroupSessions, SessionState};
 use crate::sweep::{LIST_BYTES, Sweep, SweepKind, SweepStep};
 use crate::watch::PoolWatch;
@@ -56,6 +59,8 @@ enum Owner {
     Session,
     /// A sweep.
     Sweep(SweepStep),
+    /// A list of written blocks, with its key.
+    Written(u64),
 }
 
 /// An operation that is not answered.
@@ -97,6 +102,8 @@ pub(crate) struct ImageChannel<N: CoreNetwork> {
     operations: BTreeMap<u64, PendingOperation>,
     /// What removes or lists whole volumes; without requests.
     sweep: Option<Sweep>,
+    /// Answers to lists of written blocks.
+    written: VecDeque<(u64, Result<BlockBitmap, Status>)>,
     /// When operations are sent again, with their numbers.
     timers: BTreeSet<(u64, u64)>,
     /// The primary of a group as far as known.
@@ -133,6 +140,7 @@ impl<N: CoreNetwork> ImageChannel<N> {
             ranges: VecDeque::new(),
             operations: BTreeMap::new(),
             sweep: None,
+            written: VecDeque::new(),
             timers: BTreeSet::new(),
             primaries: primaries.collect(),
             batch: Vec::new(),
@@ -190,8 +198,8 @@ impl<N: CoreNetwork> ImageChannel<N> {
         }
     }
 
-    /// Accepts a request; gives it back if too many are in flight.
-    fn accept(&mut self, request: Request) -> Result<(), Request> {
+    /// Accepts a request, or a read of another volume; gives it back if too many are in flight.
+    fn accept(&mut self, request: Request, volume: u64) -> Result<(), Request> {
         self.follow_aborts();
         let attached = self.attach.status();
         if attached != AttachStatus::Live {
@@ -215,7 +223,7 @@ impl<N: CoreNetwork> ImageChannel<N> {
             self.send_ranges();
             return Ok(());
         }
-        let (object, offset) = self.placement.locate(offset);
+        let (object, offset) = self.placement.of(volume).locate(offset);
         let (length, number) = (bytes as u32, self.next_number);
         let operation = if request.op == Op::Read {
             ClientRequest::Read { client: self.client, number, object, offset, length }
@@ -568,7 +576,13 @@ impl<N: CoreNetwork> ImageChannel<N> {
         }
         self.fail_all(AttachStatus::Closed);
         self.end_sessions();
-        (self.aborts, self.epoch) = (aborts, self.attach.epoch());
+        self.aborts = aborts;
+        self.start_sessions();
+    }
+
+    /// Sessions are opened anew with the requests that follow.
+    fn start_sessions(&mut self) {
+        self.epoch = self.attach.epoch();
         self.client = crate::sessions::new_client();
         self.sessions = GroupSessions::new(self.placement.first_group, self.placement.groups);
     }
@@ -616,6 +630,9 @@ impl<N: CoreNetwork> ImageChannel<N> {
                 sweep.ended(&self.placement, step, status, data);
             }
             return;
+        }
+        if let Owner::Written(key) = operation.owner {
+            return self.written.push_back((key, written::written_blocks(status, data)));
         }
         let Owner::Request(slot) = operation.owner else {
             // What waits for the session ends as it did.
@@ -666,7 +683,7 @@ impl<N: CoreNetwork> Channel for ImageChannel<N> {
         for request in requests.drain(..) {
             // In order: after the first that waits, all do.
             if batch.is_empty() {
-                batch.extend(self.accept(request).err());
+                batch.extend(self.accept(request, self.placement.volume).err());
             } else {
                 batch.push(request);
             }
@@ -717,7 +734,7 @@ impl<N: CoreNetwork> Channel for ImageChannel<N> {
     }
 
     fn deadline(&self) -> Option<u64> {
-        if !self.done.is_empty() {
+        if !self.done.is_empty() || !self.written.is_empty() {
             return Some(0);
         }
         let timer = self.timers.first().map(|(at_ns, _)| *at_ns);

@@ -35,6 +35,27 @@ pub enum ClientError {
         /// Name.
         image: String,
     },
+    /// There is no such snapshot.
+    #[error("image {pool}/{image} has no snapshot {snapshot}")]
+    NoSnapshot {
+        /// Pool.
+        pool: String,
+        /// Name of the image.
+        image: String,
+        /// Name of the snapshot.
+        snapshot: String,
+    },
+    /// An image of several volumes is to be shared.
+    #[error(
+        "image {pool}/{image} has snapshots or a parent: one process at a time writes it, so that it cannot be shared \
+         (shared=true)"
+    )]
+    SharedLayers {
+        /// Pool.
+        pool: String,
+        /// Name.
+        image: String,
+    },
     /// The image is in the trash.
     #[error("image {pool}/{image} is in the trash: `ringbolt image restore` takes it out")]
     Trashed {
@@ -73,6 +94,23 @@ pub enum ClientError {
         address: String,
         /// Since when it has it.
         seconds: u64,
+    },
+    /// Another one has the image attached, and does not make a snapshot of it.
+    #[error(
+        "image {pool}/{image} is in use by {holder} (process {process}, {address}), which did not make the snapshot within 10 s: its \
+         log says why, or its release knows no snapshots; stop that, or fence it with --force"
+    )]
+    Unanswered {
+        /// Pool.
+        pool: String,
+        /// Name.
+        image: String,
+        /// Its host.
+        holder: String,
+        /// Its process there.
+        process: u32,
+        /// Its address.
+        address: String,
     },
     /// An image would lose its end.
     #[error(

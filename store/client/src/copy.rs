@@ -6,11 +6,9 @@
 //! are not written, so that holes stay holes.
 
 use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::Poll;
 use std::time::SystemTime;
 
 use bdev::{Access, AsyncChannel, BdevError, Registry};
@@ -22,13 +20,13 @@ use store_image::IMAGE_BLOCK_BYTES;
 use wire_store::{BLOCK_BYTES, OBJECT_BYTES};
 
 use crate::attach::AttachOptions;
+use crate::lanes::{LANES, Lane, run_lanes};
+use crate::layers::find_image;
 use crate::reclaim::{ReclaimError, sweep};
 use crate::sweep::SweepKind;
 use crate::trash::{TRASH, TrashEntry, purge_image, restore_image, trash};
 use crate::{ClientError, Cluster, ClusterImage, check_plain_name};
 
-/// Objects that are copied at a time: enough for the latencies of several nodes, and 2 MiB of memory.
-const LANES: usize = 16;
 /// Bytes that are read at a time.
 const PART_BYTES: usize = 128 << 10;
 
@@ -98,7 +96,7 @@ pub async fn copy_image(
     mut progress: impl FnMut(u64, u64),
 ) -> Result<CopiedImage, CopyError> {
     check_plain_name(to.name)?;
-    from.cluster.image(from.pool, from.name)?;
+    find_image(&from.cluster.map().images()?, from.pool, from.name)?;
     if to.cluster.map().images()?.contains_key(&(to.pool.to_string(), to.name.to_string())) {
         return Err(MapError::Exists(format!("image {}/{}", to.pool, to.name)).into());
     }
@@ -145,9 +143,6 @@ fn create_unfinished(to: ImageName<'_>, bytes: u64) -> Result<(TrashEntry, Arc<C
     Ok((entry, Arc::new(copy)))
 }
 
-/// Copies one object at a time.
-type Lane<'a> = Pin<Box<dyn Future<Output = Result<(), CopyError>> + 'a>>;
-
 /// What the lanes of a copy share.
 struct Copying {
     core: Core,
@@ -190,35 +185,24 @@ async fn fill(
         copied: Cell::new(0),
         written_bytes: Cell::new(0),
     };
-    let mut lanes: Vec<Lane<'_>> = Vec::new();
+    let mut lanes: Vec<Lane<'_, CopyError>> = Vec::new();
     for _ in 0..LANES {
         lanes.push(Box::pin(copying.copy_objects()));
     }
-    let all = std::future::poll_fn(|context| {
-        let mut index = 0;
-        while let Some(lane) = lanes.get_mut(index) {
-            match lane.as_mut().poll(context) {
-                Poll::Ready(Ok(())) => drop(lanes.swap_remove(index)),
-                Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
-                Poll::Pending => index += 1,
-            }
-        }
-        progress(copying.copied.get(), count);
-        if lanes.is_empty() { Poll::Ready(Ok(())) } else { Poll::Pending }
-    });
-    all.await?;
+    run_lanes(lanes, || progress(copying.copied.get(), count)).await?;
     Ok(CopiedImage { bytes, objects: count, written_bytes: copying.written_bytes.get() })
 }
 
-/// The indices of the objects of an image, not in their order.
+/// The indices of the objects of an image, of all its volumes.
 async fn list_objects(core: &Core, image: &ClusterImage) -> Result<Vec<u32>, ReclaimError> {
     let kind = SweepKind::Indices { end: image.size().div_ceil(OBJECT_BYTES as u64) };
-    let (watch, volume, attach) = image.parts();
-    match sweep(core, watch, volume, attach, kind, |_, _| {}).await {
-        Ok(swept) => Ok(swept.indices),
-        Err(ReclaimError::Refused(status)) => Err(ReclaimError::Unlisted(status)),
-        Err(error) => Err(error),
+    let mut indices = BTreeSet::new();
+    for volume in image.volumes() {
+        let (watch, attach) = image.parts();
+        let swept = sweep(core, watch, volume, attach, kind, |_, _| {}).await;
+        indices.extend(swept.map_err(ReclaimError::of_list)?.indices);
     }
+    Ok(indices.into_iter().collect())
 }
 
 impl Copying {

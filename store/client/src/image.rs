@@ -10,21 +10,22 @@ use cluster_map::PoolClass;
 use reactor::Core;
 use sockets::{CoreNetwork, Sockets};
 use store_image::IMAGE_BLOCK_BYTES;
-use wire_store::{BLOCK_BYTES, OBJECT_BYTES, ObjectId};
+use uuid::Uuid;
+use wire_store::{BLOCK_BYTES, OBJECT_BYTES};
 
-use crate::attach::{AttachOptions, AttachState, AttachStatus, Attachment, ImageWatch};
+use crate::attach::{AttachOptions, AttachState, AttachStatus, Attachment, EntryFollower, ImageWatch};
 use crate::channel::ImageChannel;
 use crate::cluster::{ClientError, Cluster};
+use crate::layers::{FoundImage, HeldImage, ImageChain, LayeredChannel, find_image, follow_chain};
+use crate::placement::{DEPTH, Placement};
 use crate::watch::PoolWatch;
-
-/// Requests in flight on one channel: fewer than a client's numbers that replicas tell apart.
-pub(crate) const DEPTH: u32 = 512;
 
 /// The module's object of an image, whose channels connect through `N`.
 pub struct ClusterImage<N = Sockets> {
     pool: String,
     image: String,
-    volume: u64,
+    /// The volumes that it consists of.
+    chain: Arc<ImageChain>,
     bytes: Arc<AtomicU64>,
     /// Of a logical block: those that share an image write whole blocks of 4 KiB.
     block_bytes: u32,
@@ -32,31 +33,10 @@ pub struct ClusterImage<N = Sockets> {
     attachment: Attachment,
     /// Follows the image in the map.
     followed: OnceLock<Arc<ImageWatch>>,
+    uuid: Uuid,
+    /// Makes snapshots while the image is in use.
+    _held: Option<Arc<HeldImage>>,
     network: PhantomData<fn() -> N>,
-}
-
-/// The objects of a volume: each belongs to a logical group of the pool.
-pub(crate) struct Placement {
-    pub(crate) first_group: u32,
-    pub(crate) groups: u32,
-    pub(crate) volume: u64,
-}
-
-impl Placement {
-    /// The object with the bytes from `offset` of the volume on, and the offset in it.
-    pub(crate) fn locate(&self, offset: u64) -> (ObjectId, u32) {
-        let index = (offset / OBJECT_BYTES as u64) as u32;
-        let group = self.group_of(index);
-        (ObjectId { group, volume: self.volume, index, suffix: 0 }, (offset % OBJECT_BYTES as u64) as u32)
-    }
-}
-
-impl Placement {
-    /// The logical group of the object with this index.
-    pub(crate) fn group_of(&self, index: u32) -> u32 {
-        let groups = u64::from(self.groups);
-        self.first_group + ((self.volume % groups + u64::from(index) % groups) % groups) as u32
-    }
 }
 
 impl ClusterImage {
@@ -88,32 +68,56 @@ impl<N: CoreNetwork> ClusterImage<N> {
     ) -> Result<ClusterImage<N>, ClientError> {
         let watch = PoolWatch::start(cluster, pool)?;
         let record = watch.view().0.pool.clone();
-        let entry = cluster.image(pool, image)?;
-        check_size(entry.bytes)?;
+        let find = || find_image(&cluster.map().images()?, pool, image);
+        let found = find()?;
+        check_size(found.bytes())?;
         let block_bytes = if options.shared { BLOCK_BYTES as u32 } else { IMAGE_BLOCK_BYTES };
-        if entry.bytes < block_bytes.into() {
-            return Err(ClientError::Size(entry.bytes));
+        if found.bytes() < block_bytes.into() {
+            return Err(ClientError::Size(found.bytes()));
         }
+        let options = options_of(options, &found, pool)?;
         let groups = record.first_group..record.first_group + record.groups;
-        let attachment = Attachment::new(cluster, pool, image, &entry, groups, options)?;
+        let attachment = Attachment::new(cluster, pool, &found.image, &found.entry, groups, options)?;
         // Its size, or the image of this name, may be another one since.
-        let entry = match cluster.image(pool, image) {
-            Ok(found) if found.volume == entry.volume => found,
-            found => {
+        let found = match find() {
+            Ok(again) if again.head() == found.head() => again,
+            again => {
                 attachment.detach();
-                found?;
+                again?;
                 return Err(ClientError::Changed { pool: pool.to_string(), image: image.to_string() });
             }
         };
+        let chain = Arc::new(ImageChain::new(found.chain(options.read_only)));
+        if options.read_only && found.snapshot.is_none() {
+            follow_chain(cluster, pool, found.entry.uuid, &chain);
+        }
+        let held = attachment.lock().filter(|_| !options.shared).map(|lock| {
+            let image = Arc::new_cyclic(|own| HeldImage {
+                own: own.clone(),
+                cluster: cluster.clone(),
+                pool: pool.to_string(),
+                uuid: found.entry.uuid,
+                chain: chain.clone(),
+                lock: lock.clone(),
+                state: attachment.state.clone(),
+                watch: watch.clone(),
+                seen: Mutex::new(found.entry.layers.request.as_ref().map(|request| request.id)),
+            });
+            let follower: Arc<dyn EntryFollower> = image.clone();
+            lock.follow(Arc::downgrade(&follower));
+            image
+        });
         Ok(ClusterImage {
             pool: pool.to_string(),
             image: image.to_string(),
-            volume: entry.volume,
-            bytes: Arc::new(AtomicU64::new(entry.bytes)),
+            chain,
+            bytes: Arc::new(AtomicU64::new(found.bytes())),
             block_bytes,
             watch,
             attachment,
             followed: OnceLock::new(),
+            uuid: found.entry.uuid,
+            _held: held,
             network: PhantomData,
         })
     }
@@ -125,7 +129,11 @@ impl<N: CoreNetwork> ClusterImage<N> {
         let watch = ImageWatch {
             pool: self.pool.clone(),
             image: self.image.clone(),
-            volume: self.volume,
+            uuid: self.uuid,
+            volume: match self.attachment.lock() {
+                Some(lock) => lock.volume().clone(),
+                None => Arc::new(AtomicU64::new(self.head())),
+            },
             state: self.attachment.state.clone(),
             missing_since: Mutex::new(None),
             resized: Box::new(move |size| {
@@ -153,19 +161,37 @@ impl<N: CoreNetwork> ClusterImage<N> {
     }
 
     /// Its pool, and what its requests carry.
-    pub(crate) fn parts(&self) -> (Arc<PoolWatch>, u64, Arc<AttachState>) {
-        (self.watch.clone(), self.volume, self.attachment.state.clone())
+    pub(crate) fn parts(&self) -> (Arc<PoolWatch>, Arc<AttachState>) {
+        (self.watch.clone(), self.attachment.state.clone())
     }
 
-    pub(crate) fn placement(&self) -> Placement {
+    /// The volumes that it consists of, the head first.
+    pub(crate) fn volumes(&self) -> Vec<u64> {
+        self.chain.get().0.volumes().collect()
+    }
+
+    fn head(&self) -> u64 {
+        self.chain.get().0.head()
+    }
+
+    fn channel(&self, core: &Core) -> LayeredChannel<ImageChannel<N>> {
         let pool = self.watch.view().0.pool.clone();
-        Placement { first_group: pool.first_group, groups: pool.groups, volume: self.volume }
-    }
-
-    pub(crate) fn channel(&self, core: &Core) -> ImageChannel<N> {
+        let placement = Placement { first_group: pool.first_group, groups: pool.groups, volume: self.head() };
         let attach = self.attachment.state.clone();
-        ImageChannel::new(core, self.watch.clone(), self.placement(), attach, self.block_bytes)
+        let volumes = ImageChannel::new(core, self.watch.clone(), placement, attach, self.block_bytes);
+        LayeredChannel::new(core, volumes, self.chain.clone(), self.block_bytes)
     }
+}
+
+/// How an image is opened. A snapshot is only read, and one process writes an image with parents: it knows
+/// what the head has.
+fn options_of(options: AttachOptions, found: &FoundImage, pool: &str) -> Result<AttachOptions, ClientError> {
+    let is_plain = found.parents.is_empty();
+    if options.shared && !is_plain {
+        return Err(ClientError::SharedLayers { pool: pool.to_string(), image: found.image.clone() });
+    }
+    let read_only = options.read_only || found.snapshot.is_some();
+    Ok(AttachOptions { read_only, same_run: options.same_run && is_plain, ..options })
 }
 
 /// The geometry of an image. A block of 4 KiB is linearizable (docs/STORE-GUARANTEES.md), and a write within
@@ -266,15 +292,5 @@ mod tests {
         let geometry = geometry_of((64 << 20) + 512, BLOCK_BYTES as u32);
         assert_eq!((geometry.block_size, geometry.blocks), (4096, 16_384));
         assert_eq!((geometry.atomic_write_blocks, geometry.optimal_io_boundary_blocks), (1, 1024));
-    }
-
-    #[test]
-    fn objects_are_where_they_were_and_no_volume_is_too_high() {
-        for (volume, index) in [(1, 0), (7, 5), (12_345, 4_000_000_000)] {
-            let placement = Placement { first_group: 8, groups: 6, volume };
-            assert_eq!(u64::from(placement.group_of(index)), 8 + (volume + u64::from(index)) % 6);
-        }
-        let placement = Placement { first_group: 8, groups: 6, volume: u64::MAX };
-        assert!((8..14).contains(&placement.group_of(u32::MAX)));
     }
 }

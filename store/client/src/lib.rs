@@ -16,9 +16,13 @@ mod cluster;
 mod connections;
 mod copy;
 mod image;
+mod lanes;
+mod layers;
+mod placement;
 mod reclaim;
 pub mod rpc;
 mod sessions;
+mod snapshots;
 mod status;
 mod sweep;
 mod trash;
@@ -30,8 +34,11 @@ pub use cluster_map::EtcdOptions;
 pub use copy::{CopiedImage, CopyError, ImageName, copy_image};
 pub use image::{ClusterImage, check_size};
 pub use reclaim::{
-    ReclaimError, VolumeUse, protect_image, reclaim_removed, reclaim_unknown, remove_image, resize_image,
-    volumes_of_pool,
+    ReclaimError, VolumeUse, empty_dropped, protect_image, reclaim_removed, reclaim_unknown, remove_image,
+    resize_image, volumes_of_pool,
+};
+pub use snapshots::{
+    clone_snapshot, create_snapshot, flatten_image, protect_snapshot, remove_snapshot, rollback_image,
 };
 pub use status::{StatusError, ask_nodes};
 pub use store_image::IMAGE_BLOCK_BYTES;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::task::{Poll, Waker};
 
 use block_io::{Channel, Status};
-use cluster_map::{ImageEntry, RemovedImage};
+use cluster_map::{ImageEntry, MapError, RemovedImage};
 use reactor::{Core, Period, PollResult, Poller, Shutdown};
 use sockets::Sockets;
 use store_image::IMAGE_BLOCK_BYTES;
@@ -14,7 +14,7 @@ use wire_store::{BLOCK_BYTES, BLOCKS_PER_EXTENT, OBJECT_BYTES};
 
 use crate::attach::{AttachOptions, AttachState, Attachment};
 use crate::channel::ImageChannel;
-use crate::image::Placement;
+use crate::placement::Placement;
 use crate::sweep::{Sweep, SweepKind};
 use crate::watch::PoolWatch;
 use crate::{ClientError, Cluster};
@@ -30,9 +30,28 @@ pub enum ReclaimError {
         "its data is not removed, `ringbolt store reclaim` goes on with that: {0}; does the cluster serve? `ringbolt store status` says"
     )]
     Refused(Status),
+    /// Data of a parent could not be copied to the volume above it.
+    #[error(
+        "its data cannot be copied: {0}; does the cluster serve, and has it space? `ringbolt store status` says; the same \
+         command goes on"
+    )]
+    Uncopied(Status),
+    /// This process has no memory for I/O.
+    #[error("there is no memory for I/O")]
+    NoMemory,
     /// A group did not say which objects there are.
     #[error("its objects cannot be listed: {0}; does the cluster serve? `ringbolt store status` says")]
     Unlisted(Status),
+}
+
+impl ReclaimError {
+    /// The same, of what lists objects and removes none.
+    pub(crate) fn of_list(self) -> ReclaimError {
+        match self {
+            ReclaimError::Refused(status) => ReclaimError::Unlisted(status),
+            other => other,
+        }
+    }
 }
 
 /// What a volume uses of a pool.
@@ -84,6 +103,9 @@ impl Poller for SweepPoller {
     }
 }
 
+/// Attempts to change a record that others change at the same time.
+const ATTEMPTS_MAX: usize = 32;
+
 /// Sweeps the groups of a pool.
 pub(crate) async fn sweep(
     core: &Core,
@@ -118,10 +140,11 @@ pub(crate) async fn sweep(
     }
 }
 
-/// An image that this attaches while it removes objects: no other client writes it then, in any group.
+/// An image that this attaches while it removes objects, or changes the volumes of the image: no other client
+/// writes it then, in any group.
 pub(crate) struct Emptied {
-    watch: Arc<PoolWatch>,
-    attachment: Attachment,
+    pub(crate) watch: Arc<PoolWatch>,
+    pub(crate) attachment: Attachment,
 }
 
 impl Emptied {
@@ -143,6 +166,17 @@ impl Emptied {
         let options = AttachOptions { force, ..AttachOptions::default() };
         let attachment = Attachment::new(cluster, pool, name, image, groups, options)?;
         Ok(Emptied { watch, attachment })
+    }
+
+    /// Has all groups refuse what others have in flight: the volume changes no more but by this one.
+    pub(crate) async fn fence(&self, core: &Core, volume: u64) -> Result<(), ReclaimError> {
+        let attach = self.attachment.state.clone();
+        // A group lists nothing for a client whose attach epoch it does not know.
+        let kind = SweepKind::Indices { end: 0 };
+        sweep(core, self.watch.clone(), volume, attach, kind, |_, _| {})
+            .await
+            .map_err(ReclaimError::of_list)?;
+        Ok(())
     }
 
     async fn sweep(
@@ -189,6 +223,9 @@ pub async fn remove_image(
     let image = cluster.image(pool, name)?;
     // Before another one loses it.
     image.check_unprotected(pool, name).map_err(ClientError::Map)?;
+    check_no_snapshots(&image, pool, name)?;
+    empty_dropped(core, cluster, pool, name).await?;
+    let image = cluster.image(pool, name)?;
     let emptied = Emptied::new(cluster, pool, name, &image, force)?;
     let removed = match cluster.map().remove_image(pool, name, Some(&image)).map_err(ClientError::Map) {
         Ok(removed) => removed,
@@ -229,6 +266,22 @@ pub(crate) async fn empty(
     swept
 }
 
+/// Refuses to take an image away that has snapshots.
+///
+/// # Errors
+/// [`MapError::Invalid`].
+pub(crate) fn check_no_snapshots(image: &ImageEntry, pool: &str, name: &str) -> Result<(), ClientError> {
+    if image.layers.snapshots.is_empty() {
+        return Ok(());
+    }
+    let names = image.layers.snapshots.iter().map(|snapshot| snapshot.name.as_str());
+    let names = names.collect::<Vec<_>>().join(", ");
+    Err(MapError::Invalid(format!(
+        "image {pool}/{name} has snapshots: {names}; remove them first (`ringbolt image snapshot remove`)"
+    ))
+    .into())
+}
+
 /// Changes the size of an image. What is cut off is removed, and does not come back when the image grows
 /// again.
 ///
@@ -264,8 +317,7 @@ pub async fn resize_image(
         let emptied = Emptied::new(cluster, pool, name, &image, force)?;
         let cut = async {
             let cut_from = image.cut_from.unwrap_or(0).max(image.bytes);
-            let smaller =
-                ImageEntry { bytes: bytes.min(image.bytes), cut_from: Some(cut_from), ..image.clone() };
+            let smaller = ImageEntry { cut_from: Some(cut_from), ..image.cut_to(bytes.min(image.bytes)) };
             // From here on it has this size, and what follows may be done later.
             change(&image, &smaller)?;
             emptied.sweep(core, &smaller, smaller.bytes, &mut progress).await?;
@@ -283,6 +335,38 @@ pub async fn resize_image(
     Ok(())
 }
 
+/// Removes the objects of volumes that are not part of an image any more.
+///
+/// # Errors
+/// As [`remove_image`](crate::remove_image); the next call goes on.
+pub async fn empty_dropped(
+    core: &Core,
+    cluster: &Cluster,
+    pool: &str,
+    name: &str,
+) -> Result<(), ReclaimError> {
+    for volume in cluster.image(pool, name)?.layers.dropped {
+        let image = ImageEntry::new(uuid::Uuid::nil(), volume, store_image::IMAGE_BYTES_MAX);
+        let dropped = RemovedImage::new(pool, &format!("{name} (volume {volume})"), image);
+        let emptied = Emptied::new(cluster, pool, &dropped.name, &dropped.image, true)?;
+        empty(core, cluster, &emptied, &dropped, |_, _| {}).await?;
+        forget_dropped(cluster, pool, name, volume)?;
+    }
+    Ok(())
+}
+
+fn forget_dropped(cluster: &Cluster, pool: &str, name: &str, volume: u64) -> Result<(), ClientError> {
+    for _ in 0..ATTEMPTS_MAX {
+        let image = cluster.image(pool, name)?;
+        let mut to = image.clone();
+        to.layers.dropped.retain(|it| *it != volume);
+        if to == image || cluster.map().change_image(pool, name, &image, &to)? {
+            return Ok(());
+        }
+    }
+    Err(ClientError::Changed { pool: pool.to_string(), image: name.to_string() })
+}
+
 /// Removes the objects of a volume that no image has, and that was not removed either: an older version left
 /// it.
 ///
@@ -296,18 +380,11 @@ pub async fn reclaim_unknown(
     progress: impl FnMut(u64, u64),
 ) -> Result<u64, ReclaimError> {
     let images = cluster.map().images().map_err(ClientError::Map)?;
-    if images.values().any(|image| image.volume == volume) {
+    if images.values().any(|image| image.volumes().any(|of| of == volume)) {
         return Err(ClientError::VolumeOfImage(volume).into());
     }
     let bytes = store_image::IMAGE_BYTES_MAX;
-    let image = ImageEntry {
-        uuid: uuid::Uuid::nil(),
-        volume,
-        bytes,
-        cut_from: None,
-        protected: false,
-        trashed: None,
-    };
+    let image = ImageEntry::new(uuid::Uuid::nil(), volume, bytes);
     let emptied = Emptied::new(cluster, pool, &format!("of volume {volume}"), &image, false)?;
     let swept = emptied.sweep(core, &image, 0, progress).await;
     emptied.detach();

@@ -45,8 +45,11 @@ impl From<ClientError> for RpcError {
             ClientError::Map(MapError::Exists(_)) => RpcError::EEXIST,
             ClientError::Map(MapError::Missing(_))
             | ClientError::NoImage { .. }
+            | ClientError::NoSnapshot { .. }
             | ClientError::NoCluster(_) => RpcError::ENODEV,
-            ClientError::Map(MapError::Invalid(_)) | ClientError::Size(_) => RpcError::EINVAL,
+            ClientError::Map(MapError::Invalid(_))
+            | ClientError::Size(_)
+            | ClientError::SharedLayers { .. } => RpcError::EINVAL,
             ClientError::InUse { .. } => IN_USE,
             _ => RpcError::EIO,
         };
@@ -119,7 +122,7 @@ control::parameters! {
     struct CreateParams {
         /// Pool of the image
         pool: String,
-        /// Name of the image
+        /// Name of the image, or `IMAGE@SNAPSHOT`, which is only read
         image: String,
         /// Directory of the cluster, with its key, and with its map or the URLs of etcd
         cluster: String,
@@ -153,7 +156,7 @@ fn create(module: &ClusterImageModule, params: CreateParams, _job: &JobHandle) -
     let etcd = EtcdOptions { urls: etcd, files };
     let name = name.unwrap_or_else(|| format!("{pool}/{image}"));
     let opened = Cluster::open(cluster.as_ref(), &etcd)?;
-    let uuid = opened.image(&pool, &image)?.uuid;
+    let uuid = opened.image_uuid(&pool, &image)?;
     if module.registry.find(&name).is_some() {
         return Err(RpcError::new(RpcError::EEXIST, format!("a bdev has the name {name}")));
     }

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, VecDeque};
 use block_io::Status;
 use wire_replica::{ListItem, ListedVolume, Listing, decode_list};
 
-use crate::image::Placement;
+use crate::placement::Placement;
 
 /// Lists in flight, and removals.
 const LISTS_MAX: usize = 16;
@@ -160,6 +160,7 @@ impl Sweep {
                 let listed = match listing {
                     Listing::Objects { .. } => self.objects_listed(placement, group, data),
                     Listing::Volumes { .. } => self.volumes_listed(group, data),
+                    Listing::Written { .. } => None,
                 };
                 if listed.is_none() {
                     self.failed = Some(Status::INTERNAL_ERROR);

@@ -6,7 +6,7 @@
 use cluster_map::{ImageEntry, MapError, TrashedImage};
 use reactor::Core;
 
-use crate::reclaim::{Emptied, ReclaimError, empty};
+use crate::reclaim::{Emptied, ReclaimError, check_no_snapshots, empty};
 use crate::{ClientError, Cluster};
 
 /// An image in the trash, with its pool and the name that it has there.
@@ -46,6 +46,12 @@ pub fn trash_image(
 ) -> Result<(), ClientError> {
     let image = cluster.image(pool, name)?;
     image.check_unprotected(pool, name)?;
+    check_no_snapshots(&image, pool, name)?;
+    if !image.layers.dropped.is_empty() {
+        let reason =
+            "what a rollback or a snapshot has left is not removed yet: `ringbolt store reclaim` first";
+        return Err(MapError::Invalid(format!("image {pool}/{name}: {reason}")).into());
+    }
     // Those that have it lose it, in every group.
     let emptied = Emptied::new(cluster, pool, name, &image, force)?;
     let trashed = TrashedImage { name: name.to_string(), until };
@@ -131,6 +137,9 @@ pub fn check_plain_name(name: &str) -> Result<(), ClientError> {
     match name.starts_with(TRASH) {
         true => {
             Err(MapError::Invalid(format!("{name}: names that begin with `{TRASH}` are the trash's")).into())
+        }
+        false if name.contains('@') => {
+            Err(MapError::Invalid(format!("{name}: IMAGE@SNAPSHOT is the name of a snapshot")).into())
         }
         false => Ok(()),
     }

@@ -521,8 +521,7 @@ impl ClusterMap for EtcdMap {
             return Err(MapError::Missing(format!("pool {pool}")));
         }
         check_image_name(name)?;
-        let (uuid, volume) = (Uuid::new_v4(), random_volume());
-        let image = ImageEntry { uuid, volume, bytes, cut_from: None, protected: false, trashed: None };
+        let image = ImageEntry::new(Uuid::new_v4(), random_volume(), bytes);
         let key = self.key(&format!("images/{pool}/{name}"));
         let mut request = put_if(&version_is(&key, 0), &key, &encode(&image));
         // The pool is not removed meanwhile.

@@ -19,7 +19,7 @@ fn random() -> u128 {
 
 /// The volume of a new image. A map that is an older copy of itself does not know which were given, so they
 /// are not counted: a random one was given before with a probability of 2⁻⁶³ for each image.
-pub(crate) fn random_volume() -> u64 {
+pub fn random_volume() -> u64 {
     // The version and the variant of a UUID are in its middle. Those below are what earlier releases counted.
     let volume = (random() >> 64) as u64 ^ random() as u64;
     (volume >> 1) | 1 << 32

@@ -29,11 +29,14 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod backup;
+mod chain;
 mod checks;
 mod etcd;
 mod groups;
+mod image;
 mod keys;
 mod known;
+mod layers;
 mod lease;
 mod local;
 mod location;
@@ -48,9 +51,15 @@ mod scrub;
 mod settings;
 
 pub use backup::MapBackup;
+pub use chain::{
+    ChildVolume, Images, LAYERS_MAX, SNAPSHOTS_MAX, check_snapshot_name, children_of, parents_of, snapshot_of,
+};
 pub use etcd::{EtcdFiles, EtcdMap};
+pub use groups::random_volume;
+pub use image::{ImageEntry, RemovedImage, TrashedImage};
 pub use keys::{ClientKeyRecord, PoolAccess};
 pub use known::KnownMap;
+pub use layers::{ImageLayers, ImageSnapshot, ParentVolume, SnapshotRequest};
 pub use lease::{LeaseHolder, LeaseOutcome};
 pub use local::LocalMap;
 pub use location::{EtcdOptions, MapLocation};
@@ -59,9 +68,8 @@ pub use place::DirectoryPlace;
 pub use placement::Topology;
 pub use position::MapPosition;
 pub use record::{
-    DeviceId, DeviceRecord, GroupId, GroupRecord, ImageEntry, ImageHolder, ImageLock, MapError, NodeId,
-    NodeRecord, OutReason, PartitionSize, PoolClass, PoolRecord, Proposed, RemovedImage, TlsPolicy,
-    TrashedImage,
+    DeviceId, DeviceRecord, GroupId, GroupRecord, ImageHolder, ImageLock, MapError, NodeId, NodeRecord,
+    OutReason, PartitionSize, PoolClass, PoolRecord, Proposed, TlsPolicy,
 };
 pub use recovery::RecoverySettings;
 pub use scrub::{GroupScrub, ScrubDifference, ScrubSettings, ScrubStart};

@@ -552,8 +552,7 @@ impl ClusterMap for LocalMap {
             return Err(MapError::Missing(format!("pool {pool}")));
         }
         check_image_name(name)?;
-        let (uuid, volume) = (Uuid::new_v4(), random_volume());
-        let image = ImageEntry { uuid, volume, bytes, cut_from: None, protected: false, trashed: None };
+        let image = ImageEntry::new(Uuid::new_v4(), random_volume(), bytes);
         let _names = self.lock_names(FlockOperation::LockExclusive)?;
         // The pool may have another name meanwhile.
         if !self.has_pool(pool)? {

@@ -182,74 +182,6 @@ impl PoolRecord {
     }
 }
 
-/// An image: a volume of a pool.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ImageEntry {
-    /// Identity.
-    pub uuid: Uuid,
-    /// The volume that its objects name. No other image ever has it.
-    pub volume: u64,
-    /// Size in bytes.
-    pub bytes: u64,
-    /// The image had this size, and what was cut off is not removed yet: until then it does not grow.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub cut_from: Option<u64>,
-    /// It is neither removed nor made smaller.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub protected: bool,
-    /// It is in the trash, and no client opens it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub trashed: Option<TrashedImage>,
-}
-
-/// What is known of an image that is in the trash.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct TrashedImage {
-    /// The name that it had.
-    pub name: String,
-    /// Until when it is kept at least, in seconds since 1970.
-    pub until: u64,
-}
-
-impl ImageEntry {
-    /// Refuses to go on where the image of this name is another one than that which was read, or has been put
-    /// into the trash, or taken out, since.
-    ///
-    /// # Errors
-    /// [`MapError::Changed`].
-    pub fn check_known(&self, known: Option<&ImageEntry>, pool: &str, name: &str) -> Result<(), MapError> {
-        let is_same = |known: &ImageEntry| {
-            (known.volume, known.uuid, &known.trashed) == (self.volume, self.uuid, &self.trashed)
-        };
-        match known.is_none_or(is_same) {
-            true => Ok(()),
-            false => Err(MapError::Changed(format!("image {pool}/{name}"))),
-        }
-    }
-
-    /// Refuses what takes data from an image that is protected. The image has this name.
-    ///
-    /// # Errors
-    /// [`MapError::Protected`].
-    pub fn check_unprotected(&self, pool: &str, name: &str) -> Result<(), MapError> {
-        match self.protected {
-            true => Err(MapError::Protected(format!("{pool}/{name}"))),
-            false => Ok(()),
-        }
-    }
-}
-
-/// An image that was removed, while its objects are not.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct RemovedImage {
-    /// Its pool.
-    pub pool: String,
-    /// Its name.
-    pub name: String,
-    /// What it was.
-    pub image: ImageEntry,
-}
-
 /// Who has an image attached for writing.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ImageLock {
@@ -348,6 +280,9 @@ pub enum MapError {
     /// There is none.
     #[error("there is no {0}")]
     Missing(String),
+    /// A snapshot that is protected from removal.
+    #[error("snapshot {0} is protected: `ringbolt image snapshot unprotect` ends that")]
+    ProtectedSnapshot(String),
     /// An image that is protected from removal.
     #[error("image {0} is protected: `ringbolt image unprotect` ends that")]
     Protected(String),

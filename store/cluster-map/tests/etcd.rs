@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use cluster_map::*;
 use records::{
-    a_backup_brings_back_what_was_there, a_removed_node_does_not_come_back,
+    a_backup_brings_back_what_was_there, a_removed_node_does_not_come_back, an_image_gets_other_heads,
     an_older_copy_gives_no_number_twice_and_says_what_it_is, client_keys_come_and_go, holder,
     images_get_other_names, node, one_process_holds_the_lease_of_a_node,
     pools_get_other_names_and_numbers_of_replicas, race, record, recovery_changes_from_what_was_read,
@@ -109,6 +109,7 @@ fn records_change_as_in_a_directory() {
     assert_eq!(refused(map.create_image("p", "vol", 4096)), "image p/vol exists");
     assert!(refused(map.create_image("p", "a/b", 4096)).contains("no name"));
     images_get_other_names(&map);
+    an_image_gets_other_heads(&map);
     let larger = ImageEntry { bytes: 8192, ..image.clone() };
     assert!(map.change_image("p", "vol", &image, &larger).unwrap());
     // By the record, not by the name.

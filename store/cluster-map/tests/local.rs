@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use cluster_map::*;
 use records::{
-    a_backup_brings_back_what_was_there, a_removed_node_does_not_come_back,
+    a_backup_brings_back_what_was_there, a_removed_node_does_not_come_back, an_image_gets_other_heads,
     an_older_copy_gives_no_number_twice_and_says_what_it_is, client_keys_come_and_go, holder,
     images_get_other_names, node, one_process_holds_the_lease_of_a_node,
     pools_get_other_names_and_numbers_of_replicas, race, record, recovery_changes_from_what_was_read,
@@ -244,6 +244,7 @@ fn images_have_volumes_of_their_own() {
     let strange = map.create_image("p", "Vol_1.\u{e4} ..", 8192).unwrap();
     assert_ne!(first.volume, strange.volume);
     images_get_other_names(&map);
+    an_image_gets_other_heads(&map);
     let names: Vec<_> = map.images().unwrap().into_keys().collect();
     assert_eq!(
         names,

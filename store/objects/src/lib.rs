@@ -44,6 +44,7 @@ mod load;
 mod partition;
 mod plan;
 mod redo;
+mod written;
 
 pub use checkpoint::{Checkpoint, MetadataWrite};
 pub use load::PartitionLoader;
@@ -51,6 +52,7 @@ pub use partition::{Partition, SpaceNeed, SpaceUse};
 pub use plan::{BlockBase, PieceSource, ReadPiece, ReadSource, WritePiece};
 pub use redo::entries_to_redo;
 use wire_store::{DecodeError, ObjectId};
+pub use written::WrittenBlocks;
 
 /// Why a load or an operation is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -2,8 +2,10 @@
 #![allow(clippy::unwrap_used)]
 
 use objects::{
-    BlockBase, ObjectsError, Partition, PartitionLoader, PieceSource, SpaceUse, WritePiece, entries_to_redo,
+    BlockBase, ObjectsError, Partition, PartitionLoader, PieceSource, SpaceUse, WritePiece, WrittenBlocks,
+    entries_to_redo,
 };
+use random::WyRand;
 use wire_store::*;
 
 const ONODES: u32 = 16;
@@ -183,4 +185,31 @@ fn redo_after_a_removal_needs_no_space_that_the_crash_took() {
         apply(&mut partition, entry.clone()).unwrap();
     }
     assert_eq!(partition.space_use().free_extents, 0);
+}
+
+#[test]
+fn what_operations_in_the_log_write_is_known_before_they_are_applied() {
+    for seed in 0..300 {
+        let mut random = WyRand::new(seed);
+        let mut partition = load(&[]).unwrap();
+        let mut foreseen = None;
+        for step in 0..20 {
+            let operation = match random.below(10) {
+                0 => Operation::Remove,
+                1 => Operation::Preallocate,
+                2..5 => Operation::WriteZeroes,
+                _ => Operation::Write,
+            };
+            // Within the onode, or in some blocks of the first three extents.
+            let unit = [1, 512, BLOCK_BYTES as u32][random.below(3) as usize];
+            let offset = random.below(40) as u32 * unit;
+            let length = (1 + random.below(8) as u32) * unit;
+            let entry = entry(operation, 5, offset, length);
+            if apply(&mut partition, entry.clone()).is_ok() {
+                foreseen = WrittenBlocks::after(foreseen, &entry);
+            }
+            let found = partition.onode(id(5)).map(|onode| WrittenBlocks::of(&onode.content));
+            assert_eq!(found, foreseen, "seed {seed}, step {step}: {entry:?}");
+        }
+    }
 }

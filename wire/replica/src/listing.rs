@@ -2,12 +2,13 @@
 //! zeroes.
 
 use codec::DecodeError;
-use wire_store::ObjectId;
+use wire_store::{BlockBitmap, ObjectId};
 
 /// The upper half of the suffix of objects whose reads list what a group has.
 const LISTING_MARK: u64 = 0x4c49_5354 << 32;
 const OBJECTS: u64 = LISTING_MARK;
 const VOLUMES: u64 = LISTING_MARK | 1;
+const WRITTEN: u64 = LISTING_MARK | 2;
 /// What an answer begins with.
 const MAGIC: [u8; 4] = *b"RBLS";
 const HEAD_BYTES: usize = 12;
@@ -26,6 +27,14 @@ pub enum Listing {
     Volumes {
         /// The first number.
         from: u64,
+    },
+    /// The blocks of an object that are written: one item, of which [`WRITTEN_BYTES`](Listing::WRITTEN_BYTES)
+    /// has room. An object that there is not has none.
+    Written {
+        /// The volume.
+        volume: u64,
+        /// The index of the object.
+        index: u32,
     },
 }
 
@@ -51,11 +60,15 @@ pub trait ListItem: Sized {
 }
 
 impl Listing {
+    /// Bytes of the answer to a list of written blocks.
+    pub const WRITTEN_BYTES: usize = HEAD_BYTES + BlockBitmap::SIZE;
+
     /// What the read of an object lists; `None` if it reads data.
     pub fn of(object: ObjectId) -> Option<Listing> {
         match object.suffix {
             OBJECTS => Some(Listing::Objects { volume: object.volume, from: object.index }),
             VOLUMES => Some(Listing::Volumes { from: object.volume }),
+            WRITTEN => Some(Listing::Written { volume: object.volume, index: object.index }),
             _ => None,
         }
     }
@@ -65,6 +78,7 @@ impl Listing {
         match self {
             Listing::Objects { volume, from } => ObjectId { group, volume, index: from, suffix: OBJECTS },
             Listing::Volumes { from } => ObjectId { group, volume: from, index: 0, suffix: VOLUMES },
+            Listing::Written { volume, index } => ObjectId { group, volume, index, suffix: WRITTEN },
         }
     }
 }
@@ -93,6 +107,20 @@ impl ListItem for ListedVolume {
     fn decode(from: &[u8]) -> ListedVolume {
         let volume = u64::from(u32_at(from, 0)) | u64::from(u32_at(from, 4)) << 32;
         ListedVolume { volume, objects: u32_at(from, 8), extents: u32_at(from, 12) }
+    }
+}
+
+impl ListItem for BlockBitmap {
+    const BYTES: usize = BlockBitmap::SIZE;
+
+    fn encode(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&self.to_bytes());
+    }
+
+    fn decode(from: &[u8]) -> BlockBitmap {
+        let mut bytes = [0; BlockBitmap::SIZE];
+        bytes.copy_from_slice(&from[..BlockBitmap::SIZE]);
+        BlockBitmap::from_bytes(&bytes)
     }
 }
 
@@ -155,6 +183,10 @@ mod tests {
         let volumes = [ListedVolume { volume: u64::MAX - 1, objects: 3, extents: 7 }];
         assert_eq!(decode_list(&encode_list(volumes, 4096)), Ok(Some((volumes.to_vec(), false))));
         assert_eq!(decode_list::<u32>(&[0; 4096]), Ok(None));
+        let written = [BlockBitmap::of(5..77)];
+        let encoded = encode_list(written, Listing::WRITTEN_BYTES);
+        assert_eq!(decode_list(&encoded), Ok(Some((written.to_vec(), false))));
+        assert_eq!(decode_list::<BlockBitmap>(&[0; Listing::WRITTEN_BYTES]), Ok(None));
         let mut wrong = encode_list(0..3_u32, HEAD_BYTES + 12);
         wrong[4] = 4;
         assert!(decode_list::<u32>(&wrong).is_err());
@@ -165,7 +197,8 @@ mod tests {
 
     #[test]
     fn a_listing_is_the_read_of_an_object_that_has_no_data() {
-        for listing in [Listing::Objects { volume: 9, from: 4 }, Listing::Volumes { from: u64::MAX }] {
+        let (written, all) = (Listing::Written { volume: 9, index: 4 }, Listing::Volumes { from: u64::MAX });
+        for listing in [Listing::Objects { volume: 9, from: 4 }, all, written] {
             assert_eq!(Listing::of(listing.object(3)), Some(listing));
         }
         assert_eq!(Listing::of(ObjectId { group: 3, volume: 9, index: 0, suffix: 0 }), None);

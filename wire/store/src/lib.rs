@@ -17,6 +17,7 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod bitmap;
 mod checkpoint;
 mod device_state;
 mod fields;
@@ -25,6 +26,7 @@ mod log;
 mod onode;
 mod superblock;
 
+pub use bitmap::BlockBitmap;
 pub use checkpoint::{CheckpointRecord, UnsettledBlock};
 pub use codec::{DecodeError, crc32c};
 pub use device_state::DeviceState;

@@ -3,7 +3,7 @@
 use codec::DecodeError;
 
 use crate::fields::{array, check_location, check_zero, open, put, seal, u32_at, u64_at};
-use crate::{BLOCKS_PER_EXTENT, BLOCKS_PER_OBJECT, SECTOR_BYTES};
+use crate::{BLOCKS_PER_EXTENT, BLOCKS_PER_OBJECT, BlockBitmap, SECTOR_BYTES};
 
 const ONODE_MAGIC: [u8; 4] = *b"RBON";
 const CONTENT: usize = 128;
@@ -120,6 +120,11 @@ impl ObjectBlockMap {
         self.written[block / 8] &= !(1 << (block % 8));
         self.written[block / 8] |= u8::from(written) << (block % 8);
         before
+    }
+
+    /// All blocks that were written.
+    pub fn written_blocks(&self) -> BlockBitmap {
+        BlockBitmap::from_bytes(&self.written)
     }
 
     /// Whether a block is written that has no extent.

@@ -2,7 +2,9 @@
 
 pub(super) mod cluster;
 mod copy;
+mod layers;
 mod owner;
+mod snapshots;
 mod stats;
 mod trash;
 
@@ -15,6 +17,7 @@ use crate::console::stdout_line;
 use crate::options::{parse_size, parse_time};
 use copy::CopyArgs;
 use owner::{ImageOwner, mib, print_table};
+use snapshots::{CloneArgs, SnapshotCommand};
 use stats::StatsArgs;
 
 /// The subcommands of `ringbolt image`.
@@ -102,6 +105,25 @@ pub(crate) enum ImageCommand {
         No server may have the image attached meanwhile. A copy that was interrupted has no name of its own: \
         the same command begins anew, and `ringbolt image purge --expired` removes it.")]
     Copy(CopyArgs),
+    /// Snapshots of the images of a cluster
+    #[command(subcommand)]
+    Snapshot(SnapshotCommand),
+    /// Make an image of a cluster that has what a snapshot has, and is written apart from it; no data is
+    /// copied
+    #[command(after_help = "Example:\n  ringbolt image clone --cluster ringbolt-store vol@monday test\n\n\
+        The clone is in the pool of the snapshot, which is not removed before `image flatten` of the clone.")]
+    Clone(CloneArgs),
+    /// Copy to an image of a cluster what it has from its parents, so that it needs them no more
+    #[command(after_help = "Example:\n  ringbolt image flatten --cluster ringbolt-store test\n\n\
+        No server may have the image attached meanwhile. A command that was interrupted goes on when it is \
+        repeated.")]
+    Flatten {
+        /// Do it although a server has the image attached, whose requests fail from then on
+        #[arg(long)]
+        force: bool,
+        #[command(flatten)]
+        image: NamedImage,
+    },
     /// Take an image of a cluster out of the trash (`image remove --keep`)
     #[command(after_help = "Examples:\n  ringbolt image list --cluster ringbolt-store --trash\n  \
         ringbolt image restore --cluster ringbolt-store vol\n  \
@@ -187,10 +209,13 @@ impl ImageCommand {
             ImageCommand::Create { image, .. } | ImageCommand::Resize { image, .. } => &image.of,
             ImageCommand::Remove { image, .. }
             | ImageCommand::Info { image, .. }
+            | ImageCommand::Flatten { image, .. }
             | ImageCommand::Protect { image }
             | ImageCommand::Unprotect { image } => &image.of,
             ImageCommand::Restore { image, .. } => &image.of,
             ImageCommand::Copy(options) => &options.of,
+            ImageCommand::Clone(options) => &options.of,
+            ImageCommand::Snapshot(command) => command.owner(),
             ImageCommand::Stats(options) => &options.of,
             ImageCommand::List { of, .. }
             | ImageCommand::Rename { of, .. }
@@ -229,6 +254,11 @@ pub(crate) fn run(command: ImageCommand) -> Result<(), CommandError> {
         ImageCommand::List { json, of, .. } if of.is_cluster() => cluster::list(&of, json),
         ImageCommand::Rename { name, to, of } if of.is_cluster() => trash::rename(&of, &name, &to),
         ImageCommand::Copy(options) if options.of.is_cluster() => copy::run(options),
+        ImageCommand::Clone(options) if options.of.is_cluster() => snapshots::clone(&options),
+        ImageCommand::Snapshot(command) if command.owner().is_cluster() => snapshots::run_snapshot(command),
+        ImageCommand::Flatten { force, image: NamedImage { name, of } } if of.is_cluster() => {
+            snapshots::flatten(&of, &name, force)
+        }
         ImageCommand::Stats(options) if options.of.is_cluster() => stats::run(&options),
         ImageCommand::Restore { image: TrashedName { name, volume, of }, to } if of.is_cluster() => {
             trash::restore(&of, &name, volume, to.as_deref())
@@ -250,6 +280,9 @@ pub(crate) fn run(command: ImageCommand) -> Result<(), CommandError> {
         | ImageCommand::Unprotect { .. }
         | ImageCommand::Rename { .. }
         | ImageCommand::Copy(_)
+        | ImageCommand::Clone(_)
+        | ImageCommand::Snapshot(_)
+        | ImageCommand::Flatten { .. }
         | ImageCommand::Stats(_)
         | ImageCommand::Restore { .. }
         | ImageCommand::Purge { .. }

@@ -179,12 +179,13 @@ fn aborted_requests_are_fenced_and_the_image_stays_attached() {
         map: map.clone(),
         watched: Mutex::default(),
         held: Mutex::default(),
+        followers: Mutex::default(),
         revision: AtomicU64::new(0),
     });
     let attached = |holder: ImageHolder, options| {
         let epoch = attach(map.as_ref(), ("p", "vol"), volume, &holder, options).unwrap();
         let (state, process) = (Arc::new(AttachState::new(epoch, 0..4)), process.clone());
-        let is_detached = Mutex::new(false);
+        let (is_detached, volume) = (Mutex::new(false), Arc::new(AtomicU64::new(volume)));
         let lock = HeldLock { pool: "p".into(), volume, holder, state: state.clone(), process, is_detached };
         (Attachment { state, lock: Some(Arc::new(lock)) }, epoch)
     };
@@ -193,7 +194,8 @@ fn aborted_requests_are_fenced_and_the_image_stays_attached() {
     let watch = Arc::new(ImageWatch {
         pool: "p".into(),
         image: "vol".into(),
-        volume,
+        uuid: map.images().unwrap().into_values().next().unwrap().uuid,
+        volume: Arc::new(AtomicU64::new(volume)),
         state: first.state.clone(),
         missing_since: Mutex::default(),
         resized: Box::new(|_| {}),

@@ -99,7 +99,7 @@ impl EtcdMap {
             let image: ImageEntry = decode(name, &found)?;
             image.check_known(known, pool, name)?;
             image.check_unprotected(pool, name)?;
-            let removed = RemovedImage { pool: pool.to_string(), name: name.to_string(), image };
+            let removed = RemovedImage::new(pool, name, image);
             let to = self.key(&removed_name(pool, removed.image.volume));
             let request = json!({
                 "compare": [revision_is(&key, found.mod_revision)],

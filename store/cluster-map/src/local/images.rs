@@ -196,7 +196,7 @@ impl LocalMap {
         image.check_known(known, pool, name)?;
         image.check_unprotected(pool, name)?;
         let volume = image.volume;
-        let removed = RemovedImage { pool: pool.to_string(), name: name.to_string(), image };
+        let removed = RemovedImage::new(pool, name, image);
         // From here on there is no such image.
         if !self.publish(&removed_path(volume), &removed, Publish::New)? {
             return Err(missing());

@@ -312,6 +312,38 @@ pub(crate) fn images_get_other_names(map: &impl ClusterMap) {
     assert_eq!(map.images().unwrap(), before);
 }
 
+/// In a map with pool `p`: an image gets a snapshot, goes back to it, and loses it, all by changes of its record.
+pub(crate) fn an_image_gets_other_heads(map: &impl ClusterMap) {
+    let image = map.create_image("p", "layered", 1 << 20).unwrap();
+    let found = || map.images().unwrap()[&("p".to_string(), "layered".to_string())].clone();
+    let change = |to: &ImageEntry| {
+        assert!(map.change_image("p", "layered", &found(), to).unwrap());
+        assert_eq!(found(), *to);
+    };
+    let snapshot = image.with_snapshot("monday", 7, 101);
+    change(&snapshot);
+    // Of two changes of what was read one is refused, also if the head is another one since.
+    assert!(!map.change_image("p", "layered", &image, &image.with_snapshot("b", 7, 109)).unwrap());
+    let error = map.remove_image("p", "layered", Some(&image)).unwrap_err().to_string();
+    assert_eq!(error, "image p/layered was changed by another one at the same time");
+    let back = snapshot.rolled_back(&snapshot.layers.snapshots[0], 102);
+    change(&back);
+    // What the map has of the head that was dropped goes, and the image stays.
+    let dropped = RemovedImage::new("p", "layered (volume 101)", ImageEntry { volume: 101, ..image.clone() });
+    map.image_is_empty(&dropped).unwrap();
+    let mut clean = back.clone();
+    clean.layers.dropped.clear();
+    change(&clean);
+    map.rename_image("p", "layered", "other", Some(&clean)).unwrap();
+    map.rename_image("p", "other", "layered", Some(&clean)).unwrap();
+    change(&clean.without_snapshot(&clean.layers.snapshots[0]));
+    // What is left of an image that was removed is its head.
+    let removed = map.remove_image("p", "layered", Some(&found())).unwrap();
+    assert_eq!((removed.image.volume, removed.image.layers.is_empty()), (102, true));
+    assert_eq!(map.removed_images().unwrap()[&102], removed);
+    map.image_is_empty(&removed).unwrap();
+}
+
 pub(crate) fn holder(id: u128, place: &str) -> LeaseHolder {
     LeaseHolder {
         id: Uuid::from_u128(id),

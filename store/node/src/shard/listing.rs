@@ -2,8 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use objects::WrittenBlocks;
 use wire_replica::{ListedVolume, Listing, encode_list};
-use wire_store::{ObjectId, OnodeContent};
+use wire_store::{BlockBitmap, ObjectId, OnodeContent};
 
 use super::Shard;
 
@@ -11,6 +12,10 @@ impl Shard {
     /// The answer to a read that lists: the objects, or volumes, that there are when the committed entries
     /// are in place.
     pub(super) fn list(&self, group: u32, listing: Listing, bytes: usize) -> Vec<u8> {
+        if let Listing::Written { volume, index } = listing {
+            let written = self.written_blocks(ObjectId { group, volume, index, suffix: 0 });
+            return encode_list([written], bytes);
+        }
         let changed: BTreeSet<ObjectId> = self.committed.iter().map(|entry| entry.header.object).collect();
         let changed = changed.into_iter().filter_map(|object| Some((object, self.extents_of(object)?)));
         let changed: BTreeMap<ObjectId, u64> = changed.collect();
@@ -61,6 +66,15 @@ impl Shard {
                 }
                 encode_list(volumes.into_values(), bytes)
             }
+            Listing::Written { .. } => unreachable!("it was answered"),
         }
+    }
+
+    /// The blocks of an object that are written when the committed entries are in place.
+    fn written_blocks(&self, object: ObjectId) -> BlockBitmap {
+        let stored = self.partition.onode(object).map(|onode| WrittenBlocks::of(&onode.content));
+        let entries = self.committed.iter().map(|entry| &entry.header);
+        let entries = entries.filter(|entry| entry.object == object && !entry.withheld);
+        entries.fold(stored, WrittenBlocks::after).map_or(BlockBitmap::default(), |written| *written.blocks())
     }
 }

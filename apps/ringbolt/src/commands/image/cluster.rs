@@ -11,6 +11,7 @@ use reactor::{Core, Reactor, ReactorConfig};
 use serde_json::{Value, json};
 use store_client::{AttachOptions, Cluster, ClusterImage, ReclaimError};
 
+use super::layers::{parent_of, snapshots_json};
 use super::owner::{ImageOwner, mib, print_table};
 use crate::command_error::CommandError;
 use crate::console::{stderr_line, stdout_line};
@@ -43,6 +44,25 @@ impl RemovalProgress {
         if self.said.get().elapsed() >= PROGRESS_EVERY {
             self.said.set(Instant::now());
             stderr_line!("{}: {removed} of {known} objects that are known of are removed", self.what);
+        }
+    }
+}
+
+/// Says how many objects are copied, while that takes.
+pub(super) struct CopyProgress {
+    what: String,
+    said: Cell<Instant>,
+}
+
+impl CopyProgress {
+    pub(super) fn new(what: String) -> CopyProgress {
+        CopyProgress { what, said: Cell::new(Instant::now()) }
+    }
+
+    pub(super) fn update(&self, copied: u64, objects: u64) {
+        if self.said.get().elapsed() >= PROGRESS_EVERY {
+            self.said.set(Instant::now());
+            stderr_line!("{}: {copied} of {objects} objects are copied", self.what);
         }
     }
 }
@@ -171,6 +191,8 @@ pub(super) fn protect(of: &ImageOwner, name: &str, protected: bool) -> Result<()
 pub(super) fn info(of: &ImageOwner, name: &str, as_json: bool) -> Result<(), CommandError> {
     let cluster = open(of)?;
     let image = cluster.image(&of.pool, name).map_err(CommandError::operation)?;
+    let images = cluster.map().images().map_err(failed)?;
+    let parent = parent_of(&images, &of.pool, &image);
     let holders = holders_of(&cluster, &of.pool, &image)?;
     let since = |holder: &ImageHolder| {
         let since = SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(holder.since));
@@ -193,6 +215,8 @@ pub(super) fn info(of: &ImageOwner, name: &str, as_json: bool) -> Result<(), Com
             "uuid": image.uuid.to_string(),
             "volume": image.volume,
             "protected": image.protected,
+            "parent": parent,
+            "snapshots": snapshots_json(&images, &of.pool, &image),
             "attached_by": holders.collect::<Vec<_>>(),
         });
         stdout_line!("{described:#}");
@@ -200,6 +224,14 @@ pub(super) fn info(of: &ImageOwner, name: &str, as_json: bool) -> Result<(), Com
     }
     stdout_line!("{}/{name}: {} MiB, UUID {}", of.pool, mib(image.bytes), image.uuid);
     stdout_line!("protected from removal: {}", if image.protected { "yes" } else { "no" });
+    if let Some(parent) = parent {
+        stdout_line!("parent: {}/{parent}", of.pool);
+    }
+    let snapshots: Vec<&str> = image.layers.snapshots.iter().map(|snapshot| snapshot.name.as_str()).collect();
+    stdout_line!(
+        "snapshots: {}",
+        if snapshots.is_empty() { "none".to_string() } else { snapshots.join(", ") }
+    );
     match holders.is_empty() {
         true => stdout_line!("attached by: none"),
         false => stdout_line!("attached by:"),
@@ -216,6 +248,7 @@ pub(super) fn info(of: &ImageOwner, name: &str, as_json: bool) -> Result<(), Com
 pub(super) fn list(of: &ImageOwner, as_json: bool) -> Result<(), CommandError> {
     let cluster = open(of)?;
     let mut images = cluster.map().images().map_err(failed)?;
+    let all_images = images.clone();
     images.retain(|_, image| image.trashed.is_none());
     if as_json {
         let mut all = Vec::new();
@@ -226,15 +259,19 @@ pub(super) fn list(of: &ImageOwner, as_json: bool) -> Result<(), CommandError> {
                 "size": image.bytes,
                 "uuid": image.uuid.to_string(),
                 "protected": image.protected,
+                "parent": parent_of(&all_images, pool, image),
+                "snapshots": image.layers.snapshots.iter().map(|it| it.name.as_str()).collect::<Vec<_>>(),
                 "attached_by": users_of(&cluster, pool, image)?,
             }));
         }
         stdout_line!("{:#}", Value::Array(all));
         return Ok(());
     }
-    let rows = images
-        .iter()
-        .map(|((pool, name), image)| [format!("{pool}/{name}"), mib(image.bytes), image.uuid.to_string()]);
-    print_table(["image", "MiB", "uuid"], rows);
+    let rows = images.iter().map(|((pool, name), image)| {
+        let snapshots = image.layers.snapshots.len().to_string();
+        let parent = parent_of(&all_images, pool, image).unwrap_or_default();
+        [format!("{pool}/{name}"), mib(image.bytes), image.uuid.to_string(), snapshots, parent]
+    });
+    print_table(["image", "MiB", "uuid", "snapshots", "parent"], rows);
     Ok(())
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use clap::Args;
-use cluster_map::RemovedImage;
+use cluster_map::{ImageEntry, RemovedImage};
 use serde_json::json;
 use store_client::{Cluster, VolumeUse};
 
@@ -48,6 +48,11 @@ pub(super) fn run(args: &ReclaimArgs) -> Result<(), CommandError> {
         let objects = reclaim(&cluster, &image)?;
         reclaimed.push((image, objects));
     }
+    for ((pool, name), image) in map.images().map_err(CommandError::operation)? {
+        if !image.layers.dropped.is_empty() && image.trashed.is_none() {
+            empty_dropped(&cluster, &pool, &name)?;
+        }
+    }
     let mut unknown = Vec::new();
     for pool in pools.keys() {
         unknown.extend(unknown_volumes(&cluster, pool)?);
@@ -74,6 +79,12 @@ fn reclaim(cluster: &Cluster, image: &RemovedImage) -> Result<u64, CommandError>
     })
 }
 
+/// Removes what a rollback or the removal of a snapshot that was interrupted has left.
+fn empty_dropped(cluster: &Cluster, pool: &str, name: &str) -> Result<(), CommandError> {
+    let (cluster, pool, name) = (cluster.clone(), pool.to_string(), name.to_string());
+    run_removal(move |core| async move { store_client::empty_dropped(&core, &cluster, &pool, &name).await })
+}
+
 fn reclaim_unknown(cluster: &Cluster, pool: &str, volume: u64) -> Result<u64, CommandError> {
     let (cluster, pool) = (cluster.clone(), pool.to_string());
     let progress = RemovalProgress::new(format!("volume {volume}"));
@@ -92,7 +103,7 @@ fn unknown_volumes(cluster: &Cluster, pool: &str) -> Result<Vec<UnknownVolume>, 
     let images = cluster.map().images().map_err(CommandError::operation)?;
     let removed = cluster.map().removed_images().map_err(CommandError::operation)?;
     let known: BTreeSet<u64> =
-        images.values().map(|image| image.volume).chain(removed.keys().copied()).collect();
+        images.values().flat_map(ImageEntry::volumes).chain(removed.keys().copied()).collect();
     let unknown = used.into_iter().filter(|it| !known.contains(&it.volume) && it.objects > 0);
     Ok(unknown.map(|of| UnknownVolume { pool: pool.to_string(), of }).collect())
 }
