@@ -26,13 +26,15 @@ fn what_clients_see_of_a_block_is_linearizable() {
     assert!(requests > 30_000 && faults > 3_000, "{requests} {faults}");
 }
 
-/// This seed failed: the primary's disk damages a block that two followers have overwritten in place for lost entries.
+/// This seed failed: the primary's disk damages a block that two followers have overwritten in place for lost
+/// entries.
 #[test]
 fn a_block_that_all_replicas_lost_is_settled() {
     run_replicas(66553, None).unwrap_or_else(|failure| panic!("{failure}"));
 }
 
-/// These seeds failed: a checkpoint of the simulated disk brought back what a truncated entry had written in place.
+/// These seeds failed: a checkpoint of the simulated disk brought back what a truncated entry had written in
+/// place.
 #[test]
 fn what_replaced_a_truncated_entry_outlives_checkpoints() {
     for seed in [156_281, 276_543] {

@@ -24,8 +24,8 @@ fn stderr_of(output: &Output) -> String {
     text(&output.stderr)
 }
 
-/// Writes or verifies a part of an image, whose blocks have the pattern of a number; one at a time, unless the
-/// arguments say otherwise.
+/// Writes or verifies a part of an image, whose blocks have the pattern of a number; one at a time, unless
+/// the arguments say otherwise.
 fn pattern(cluster: &Cluster, image: &str, number: u32, arguments: &[&str]) -> Output {
     let filename = format!("--filename=store:pool/{image}?cluster={}", cluster.path());
     let pattern = format!("--verify_pattern=0x{number:02x}");

@@ -98,8 +98,8 @@ impl NamespaceReservation<'_> {
         Uuid::from_bytes(self.host_id).as_u64_pair().0
     }
 
-    /// Takes the reservation, or finds that this host has it. One that `had_it` before, as on a connection that
-    /// was lost, and is not registered any more, does not take it again.
+    /// Takes the reservation, or finds that this host has it. One that `had_it` before, as on a connection
+    /// that was lost, and is not registered any more, does not take it again.
     pub(crate) async fn take(
         &self,
         reservation: PathReservation,

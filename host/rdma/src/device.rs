@@ -73,7 +73,8 @@ struct RegisteredMemory {
 }
 
 impl RdmaDevice {
-    /// The device of a connection. It has fewer receive buffers and entries than wanted if its limits are lower.
+    /// The device of a connection. It has fewer receive buffers and entries than wanted if its limits are
+    /// lower.
     ///
     /// # Errors
     /// The device lacks a resource.

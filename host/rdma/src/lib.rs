@@ -32,8 +32,9 @@ pub use network::{Admission, RdmaNetwork, RdmaNetworkConfig, RdmaNetworkSettings
 pub enum RdmaError {
     /// The libraries cannot be loaded.
     #[error(
-        "RDMA's libraries cannot be used ({0}); install libibverbs.so.1 and librdmacm.so.1 with the provider of \
-         the device, as with `apt-get install librdmacm1 ibverbs-providers` or `dnf install librdmacm libibverbs`"
+        "RDMA's libraries cannot be used ({0}); install libibverbs.so.1 and librdmacm.so.1 with the provider \
+         of the device, as with `apt-get install librdmacm1 ibverbs-providers` or `dnf install librdmacm \
+         libibverbs`"
     )]
     Load(String),
     /// A call of theirs failed.

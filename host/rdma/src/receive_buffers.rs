@@ -12,8 +12,8 @@ use crate::functions::{Context, LocalRange, ReceiveRequest};
 /// First bit of the identifiers of receive requests, to tell them from work.
 pub(crate) const RECEIVE: u64 = 1 << 63;
 
-/// Part of the memory of the program that the buffers of a core and a device take at most, if that is more than
-/// [`RECEIVES_MIN`].
+/// Part of the memory of the program that the buffers of a core and a device take at most, if that is more
+/// than [`RECEIVES_MIN`].
 const MEMORY_SHARE: usize = 16;
 /// As few receive buffers as there are.
 const RECEIVES_MIN: usize = 16;

@@ -279,7 +279,8 @@ impl HeldLock {
         Ok(matches!(&lock.holders[..], [only] if is_own(only)) && lock.attach_epoch == self.state.epoch())
     }
 
-    /// The image has another head, whose lock this has already. Within [`while_attached`](Self::while_attached).
+    /// The image has another head, whose lock this has already. Within
+    /// [`while_attached`](Self::while_attached).
     pub(crate) fn move_to(&self, volume: u64) {
         let before = self.volume.swap(volume, Ordering::AcqRel);
         self.release_volume(before);

@@ -1,4 +1,5 @@
-//! A channel of an image: requests become operations on objects, which go to the primaries until they are answered.
+//! A channel of an image: requests become operations on objects, which go to the primaries until they are
+//! answered.
 //!
 //! Before its first write in a logical group it opens a session there ([`sessions`](crate::sessions)); what
 //! arrives after the session has ended is refused. Before its first read there, some channel of the image

@@ -47,8 +47,8 @@ pub enum ClientError {
     },
     /// An image of several volumes is to be shared.
     #[error(
-        "image {pool}/{image} has snapshots or a parent: one process at a time writes it, so that it cannot be shared \
-         (shared=true)"
+        "image {pool}/{image} has snapshots or a parent: one process at a time writes it, so that it cannot \
+         be shared (shared=true)"
     )]
     SharedLayers {
         /// Pool.
@@ -97,8 +97,9 @@ pub enum ClientError {
     },
     /// Another one has the image attached, and does not make a snapshot of it.
     #[error(
-        "image {pool}/{image} is in use by {holder} (process {process}, {address}), which did not make the snapshot within 10 s: its \
-         log says why, or its release knows no snapshots; stop that, or fence it with --force"
+        "image {pool}/{image} is in use by {holder} (process {process}, {address}), which did not make the \
+         snapshot within 10 s: its log says why, or its release knows no snapshots; stop that, or fence it \
+         with --force"
     )]
     Unanswered {
         /// Pool.

@@ -2,8 +2,8 @@
 //!
 //! [`LayerChain`] says which volumes an image consists of. What is known of its objects, which blocks the
 //! head has from parents ([`ObjectLayers`]), is shared by all channels of the image on all cores.
-//! [`LayeredChannel`] carries out requests with the channel of the volumes. Parents never change, so that what
-//! is known of them holds for as long as the chain does; what is known of the head is exact because one
+//! [`LayeredChannel`] carries out requests with the channel of the volumes. Parents never change, so that
+//! what is known of them holds for as long as the chain does; what is known of the head is exact because one
 //! process alone writes it.
 //!
 //! A block that the head lacks is written as a whole: a write of a part of it reads the rest from the parent
@@ -46,8 +46,8 @@ pub(crate) trait VolumeChannel: Channel<Request = Request, Completion = Completi
     /// Accepts a read of another volume than the head; gives it back if too many requests are in flight.
     fn read_volume(&mut self, volume: u64, request: Request) -> Result<(), Request>;
 
-    /// Begins to read which blocks of an object are written. Returns whether it does: not while too much is in
-    /// flight.
+    /// Begins to read which blocks of an object are written. Returns whether it does: not while too much is
+    /// in flight.
     fn list_written(&mut self, key: u64, volume: u64, index: u32) -> bool;
 
     /// The answer to a list, with its key.

@@ -32,8 +32,8 @@ pub enum ReclaimError {
     Refused(Status),
     /// Data of a parent could not be copied to the volume above it.
     #[error(
-        "its data cannot be copied: {0}; does the cluster serve, and has it space? `ringbolt store status` says; the same \
-         command goes on"
+        "its data cannot be copied: {0}; does the cluster serve, and has it space? `ringbolt store status` \
+         says; the same command goes on"
     )]
     Uncopied(Status),
     /// This process has no memory for I/O.

@@ -128,9 +128,11 @@ control::parameters! {
         cluster: String,
         /// URLs of etcd, which has the map: `http://HOST:PORT[/PREFIX]`, with commas between
         etcd: Option<String>,
-        /// File with a user of etcd, a line `NAME:PASSWORD`; without, `etcd-user` of the directory if it is there
+        /// File with a user of etcd, a line `NAME:PASSWORD`; without, `etcd-user` of the directory if it is
+        /// there
         etcd_user_file: Option<String>,
-        /// File with the certificates of etcd's CAs, which `https://` needs; without, `etcd-ca.pem` of the directory
+        /// File with the certificates of etcd's CAs, which `https://` needs; without, `etcd-ca.pem` of the
+        /// directory
         etcd_ca_file: Option<String>,
         /// File with a client certificate for etcd; without, `etcd-cert.pem` of the directory if it is there
         etcd_cert_file: Option<String>,

@@ -86,8 +86,8 @@ pub(crate) fn check_new(
     let parents = parents_of(images, pool, image.layers.parent)?;
     if parents.len() >= LAYERS_MAX {
         return Err(invalid(format!(
-            "image {pool}/{name} has {LAYERS_MAX} volumes below each other, the most that it may have: remove snapshots, or \
-             `ringbolt image flatten` it"
+            "image {pool}/{name} has {LAYERS_MAX} volumes below each other, the most that it may have: \
+             remove snapshots, or `ringbolt image flatten` it"
         )));
     }
     Ok(())
@@ -233,7 +233,8 @@ pub fn clone_snapshot(
     }
     if parents_of(&images, pool, snapshot.parent)?.len() + 1 >= LAYERS_MAX {
         return Err(invalid(format!(
-            "snapshot {pool}/{image}@{} has {LAYERS_MAX} volumes below each other, the most that a clone may have",
+            "snapshot {pool}/{image}@{} has {LAYERS_MAX} volumes below each other, the most that a clone may \
+             have",
             snapshot.name
         )));
     }
@@ -311,14 +312,16 @@ fn only_child(found: &KnownSnapshot, pool: &str, name: &str) -> Result<Option<Ch
     if !clones.is_empty() {
         let clones = clones.join(", ");
         return Err(invalid(format!(
-            "snapshot {pool}/{name}@{} has clones: {clones}; remove them, or `ringbolt image flatten` them first",
+            "snapshot {pool}/{name}@{} has clones: {clones}; remove them, or `ringbolt image flatten` them \
+             first",
             snapshot.name
         )));
     }
     if own.len() > 1 {
         let children = own.iter().map(label).collect::<Vec<_>>().join(", ");
         return Err(invalid(format!(
-            "snapshot {pool}/{name}@{} has what {children} have in common: remove all of these snapshots but one first",
+            "snapshot {pool}/{name}@{} has what {children} have in common: remove all of these snapshots but \
+             one first",
             snapshot.name
         )));
     }

@@ -1,8 +1,9 @@
 //! Snapshots of images, and the volumes that an image consists of.
 //!
-//! An image is a chain of volumes. The first one, its head, is written. What a volume does not have comes from
-//! its parent, which is the volume of a snapshot and never changes. The record of an image names the parents
-//! of its own volumes; a chain that leaves the image goes on in the record of the image with that snapshot.
+//! An image is a chain of volumes. The first one, its head, is written. What a volume does not have comes
+//! from its parent, which is the volume of a snapshot and never changes. The record of an image names the
+//! parents of its own volumes; a chain that leaves the image goes on in the record of the image with that
+//! snapshot.
 
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;

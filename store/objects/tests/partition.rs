@@ -164,7 +164,8 @@ fn a_refused_operation_changes_nothing() {
 
 #[test]
 fn redo_after_a_removal_needs_no_space_that_the_crash_took() {
-    // What the last of three entries left, on a partition that is full: the object has no block at its start any more.
+    // What the last of three entries left, on a partition that is full: the object has no block at its start
+    // any more.
     let after_crash = || {
         let mut map = Box::<ObjectBlockMap>::default();
         map.extents[16] = 1;

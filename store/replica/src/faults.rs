@@ -39,7 +39,8 @@ pub enum PlantedReplicaFault {
     PlacedUnchecked,
     /// A read returns what an uncommitted entry wrote in place. The storage makes this error.
     PlacedReadEarly,
-    /// Entries that are applied again after a crash replace what later ones wrote in place. The storage makes this error.
+    /// Entries that are applied again after a crash replace what later ones wrote in place. The storage makes
+    /// this error.
     RedoOverPlaced,
     /// A new primary serves at once, as if the earlier one had handed over.
     HandOverAssumed,
@@ -129,7 +130,8 @@ impl PlantedReplicaFault {
     }
 }
 
-/// Which faults a replica has. It is a parameter of the type, so that a program without faults has no code for them.
+/// Which faults a replica has. It is a parameter of the type, so that a program without faults has no code
+/// for them.
 pub trait Plants: Copy {
     /// Whether it makes this error.
     fn has(self, fault: PlantedReplicaFault) -> bool;

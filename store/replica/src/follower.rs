@@ -296,8 +296,8 @@ impl<F: Plants> Replica<F> {
         self.commit_early(actions);
     }
 
-    /// Applies what is committed and durable here. So a learner whose device is slow does not get further ahead of it than
-    /// the primary sends before an answer.
+    /// Applies what is committed and durable here. So a learner whose device is slow does not get further
+    /// ahead of it than the primary sends before an answer.
     fn commit_durable(&mut self, actions: &mut Vec<ReplicaAction>) {
         let durable = self.log.durable();
         let follower = self.follower();

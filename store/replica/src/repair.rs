@@ -1,12 +1,14 @@
 //! Repair: what the primary's device cannot read is fetched from another member, and written again.
 //!
-//! The member reads what it has committed, and says up to which entry that is at least. If the primary's log has no later
-//! entry that changes the range, the data is what the range has now: the client gets it, and an entry writes it, which
-//! every replica applies as it does a client's. If there is one, the member is asked again.
+//! The member reads what it has committed, and says up to which entry that is at least. If the primary's log
+//! has no later entry that changes the range, the data is what the range has now: the client gets it, and an
+//! entry writes it, which every replica applies as it does a client's. If there is one, the member is asked
+//! again.
 //!
-//! A member whose block is unsettled answers with the entry that the block has. If no member has anything better, what was
-//! committed there is lost at the primary and overwritten at the others: the primary appends that entry, as if it had become
-//! primary with it. Its request is not answered yet, and may take effect as late as this.
+//! A member whose block is unsettled answers with the entry that the block has. If no member has anything
+//! better, what was committed there is lost at the primary and overwritten at the others: the primary appends
+//! that entry, as if it had become primary with it. Its request is not answered yet, and may take effect as
+//! late as this.
 
 use std::sync::Arc;
 
@@ -107,8 +109,8 @@ impl<F: Plants> Replica<F> {
         self.ask_member(number, actions);
     }
 
-    /// Asks the next member that may read it. If there is none, what one has in an unsettled block counts, or else the
-    /// client is answered that no member can read it.
+    /// Asks the next member that may read it. If there is none, what one has in an unsettled block counts, or
+    /// else the client is answered that no member can read it.
     fn ask_member(&mut self, number: u64, actions: &mut Vec<ReplicaAction>) {
         let now_ns = self.now_ns;
         let primary = self.primary();

@@ -1,14 +1,16 @@
-//! Messages of the replicated store: between the replicas of a logical group, and between clients and its primary.
+//! Messages of the replicated store: between the replicas of a logical group, and between clients and its
+//! primary.
 //!
-//! A message on a stream is a [`FrameHeader`] of 32 bytes, a body and data. The header names the lengths, which have
-//! limits; a CRC32C covers header and body; the data has a CRC32C in the body, and each entry's data its own, which goes
-//! into the logs as it is. Integers are little-endian. `docs/formats/store-messages.md` has the tables.
+//! A message on a stream is a [`FrameHeader`] of 32 bytes, a body and data. The header names the lengths,
+//! which have limits; a CRC32C covers header and body; the data has a CRC32C in the body, and each entry's
+//! data its own, which goes into the logs as it is. Integers are little-endian.
+//! `docs/formats/store-messages.md` has the tables.
 //!
-//! A connection begins with three [`Greeting`]s, in which both ends prove that they know the cluster's key, or that of
-//! a client.
+//! A connection begins with three [`Greeting`]s, in which both ends prove that they know the cluster's key,
+//! or that of a client.
 //!
-//! A decoded message has only numbers whose sums do not overflow, entries that follow each other, and objects of the
-//! frame's group. What they mean is for the receiver to judge.
+//! A decoded message has only numbers whose sums do not overflow, entries that follow each other, and objects
+//! of the frame's group. What they mean is for the receiver to judge.
 //!
 //! ```
 //! use wire_replica::{ClientReply, Frame, FrameHeader};
@@ -53,7 +55,8 @@ pub const MESSAGE_VERSION: u16 = 3;
 pub const ENTRIES_MAX: usize = 16;
 /// Most bytes of a write or a read.
 pub const TRANSFER_BYTES_MAX: u32 = 128 << 10;
-/// Most bytes of a part of a copied object as the storage encodes it: as much as a transfer, and where it belongs.
+/// Most bytes of a part of a copied object as the storage encodes it: as much as a transfer, and where it
+/// belongs.
 pub const OBJECT_PART_BYTES_MAX: usize = TRANSFER_BYTES_MAX as usize + (4 << 10);
 /// Most bytes of a node's status: the replicas of a device, 1,024 at most, take about 1 KiB each.
 pub const REPORT_BYTES_MAX: usize = 4 << 20;

@@ -10,7 +10,8 @@ use crate::AppliedRequests;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ReplicaId(pub u32);
 
-/// The map's record of a logical group. It changes by compare-and-swap of the epoch only, each time to the next epoch.
+/// The map's record of a logical group. It changes by compare-and-swap of the epoch only, each time to the
+/// next epoch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GroupConfig {
     /// Counts the records, from 1.
@@ -28,8 +29,8 @@ impl GroupConfig {
     }
 }
 
-/// Names an entry: the primary of an epoch gives each sequence once, so equal names are equal entries, with equal
-/// entries before them.
+/// Names an entry: the primary of an epoch gives each sequence once, so equal names are equal entries, with
+/// equal entries before them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct EntryId {
     /// Number of the operation in its logical group, from 1.
@@ -38,7 +39,8 @@ pub struct EntryId {
     pub epoch: u32,
 }
 
-/// Names a part of an object, as it is copied: the storage divides objects. Parts are ordered by object, then by number.
+/// Names a part of an object, as it is copied: the storage divides objects. Parts are ordered by object, then
+/// by number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ObjectPart {
     /// The object.
@@ -68,8 +70,8 @@ impl ReplicatedEntry {
 pub struct ReplicaMessage {
     /// The sender.
     pub from: ReplicaId,
-    /// The map's record as the sender knows it. A receiver with an older one adopts it; one with a newer one answers
-    /// with [`MessageBody::Config`].
+    /// The map's record as the sender knows it. A receiver with an older one adopts it; one with a newer one
+    /// answers with [`MessageBody::Config`].
     pub config: Arc<GroupConfig>,
     /// The content.
     pub body: MessageBody,
@@ -104,7 +106,8 @@ pub enum MessageBody {
         session: u64,
         /// Every entry up to this is applied, if `complete`.
         commit_point: u64,
-        /// The replica has the data of every entry up to its commit point. Otherwise it needs a copy of all objects.
+        /// The replica has the data of every entry up to its commit point. Otherwise it needs a copy of all
+        /// objects.
         complete: bool,
     },
     /// From the primary: drop all data; a copy of all objects follows.
@@ -178,8 +181,8 @@ pub enum MessageBody {
         /// The entry.
         entry: Arc<ReplicatedEntry>,
     },
-    /// To the primary of the record, from that of the epoch before, which waited for earlier leases and serves nothing any
-    /// more: no other replica has a lease from before.
+    /// To the primary of the record, from that of the epoch before, which waited for earlier leases and
+    /// serves nothing any more: no other replica has a lease from before.
     HandOver,
     /// To the primary, from a member of the in-sync set: the answer to an [`Append`] that does not say where
     /// its log ends.
@@ -191,8 +194,8 @@ pub enum MessageBody {
         /// Entries up to here were committed, as far as it knows.
         committed: u64,
     },
-    /// To the primary, from a replica that is to stop, is not in sync and wants no stream; the primary answers with the same
-    /// when it has none for it.
+    /// To the primary, from a replica that is to stop, is not in sync and wants no stream; the primary
+    /// answers with the same when it has none for it.
     Leave,
 }
 
@@ -220,7 +223,8 @@ pub struct Append {
 pub enum AppendOutcome {
     /// Entries up to this sequence are the primary's and durable.
     Durable(u64),
-    /// The receiver lacks the entry before the first, or has another one. Its entries up to the commit point are right.
+    /// The receiver lacks the entry before the first, or has another one. Its entries up to the commit point
+    /// are right.
     Mismatch {
         /// Its commit point.
         commit_point: u64,
@@ -276,7 +280,8 @@ pub enum ClientReply {
     },
     /// Committed data.
     Data(Arc<[u8]>),
-    /// Another replica is the primary, or will be: it is to get the request, with the same number, and applies it once.
+    /// Another replica is the primary, or will be: it is to get the request, with the same number, and
+    /// applies it once.
     NotPrimary {
         /// The primary as far as known.
         primary: Option<ReplicaId>,

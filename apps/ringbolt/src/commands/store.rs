@@ -110,8 +110,8 @@ pub(crate) enum StoreCommand {
         they are. With --wait it is refused at once where other nodes are too few for a pool; interrupted, the \
         node is out, and the same command goes on.")]
     RemoveNode(RemoveNodeArgs),
-    /// Give a node of this machine an empty device in the place of the one that it has: it hands over, and gets
-    /// copies from the others, which serve meanwhile
+    /// Give a node of this machine an empty device in the place of the one that it has: it hands over, and
+    /// gets copies from the others, which serve meanwhile
     #[command(after_help = "Examples:\n  ringbolt store replace-device 3 --device /dev/nvme2n1\n  \
         ringbolt store replace-device 3 --size 100g --json\n\n\
         `ringbolt store up` of the directory runs it, at the address and in the domain that it had. It is \
@@ -121,13 +121,13 @@ pub(crate) enum StoreCommand {
     /// Give a node another share of the data: some replicas move to it, or from it to others
     #[command(after_help = "Example:\n  ringbolt store weight 2 5120")]
     Weight(WeightArgs),
-    /// Read every copy of every block and compare them: damaged ones are written again, and copies that differ
-    /// are reported
+    /// Read every copy of every block and compare them: damaged ones are written again, and copies that
+    /// differ are reported
     #[command(subcommand)]
     Scrub(ScrubCommand),
-    /// Change how the cluster recovers and scrubs while it runs: `noout` keeps replicas of nodes that are down
-    /// where they are, `recovery-rate` bounds what nodes copy, `scrub-every` and `scrub-rate` say when groups
-    /// are scrubbed and how fast
+    /// Change how the cluster recovers and scrubs while it runs: `noout` keeps replicas of nodes that are
+    /// down where they are, `recovery-rate` bounds what nodes copy, `scrub-every` and `scrub-rate` say when
+    /// groups are scrubbed and how fast
     #[command(after_help = "Examples:\n  ringbolt store set noout=on\n  \
         ringbolt store set noout=off recovery-rate=50m\n  ringbolt store set recovery-rate=off --json\n  \
         ringbolt store set scrub-every=14d scrub-rate=50m\n\n\

@@ -92,7 +92,8 @@ fn a_reservation_whose_holder_has_no_connection_is_taken_over_and_the_holder_is_
     write(&second).unwrap();
     second.initiator.release_reservations();
     second.initiator.shutdown();
-    // It is let in again, and nothing is reserved. What it sent may be in the way still, so it does not go on.
+    // It is let in again, and nothing is reserved. What it sent may be in the way still, so it does not go
+    // on.
     side.target.add_host(NQN, &nqn(ids[0])).unwrap();
     wait_for("the refusal", || {
         let failure = first.initiator.controllers()[0].paths[0].failure.clone();

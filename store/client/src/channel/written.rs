@@ -13,7 +13,8 @@ pub(super) fn written_blocks(status: Status, data: Option<&[u8]>) -> Result<Bloc
         Ok(Some((bitmaps, _))) if bitmaps.len() == 1 => Ok(bitmaps[0]),
         _ => {
             log::error!(
-                "a node does not say which blocks are written: images with snapshots or a parent need nodes of this release"
+                "a node does not say which blocks are written: images with snapshots or a parent need nodes \
+                 of this release"
             );
             Err(Status::INTERNAL_ERROR)
         }

@@ -1,4 +1,5 @@
-//! Snapshots of images in use: the process that has an image attached makes them, at the request of a command.
+//! Snapshots of images in use: the process that has an image attached makes them, at the request of a
+//! command.
 //!
 //! The request is in the record of the image. The holder pauses all channels and waits until nothing is in
 //! flight, raises the attach epoch and has every group know it, so that nothing that was sent before lands

@@ -11,8 +11,8 @@ use super::messages::{GatewayError, StreamLine, WatchAnswer, WatchEvent, base64,
 use super::session::Token;
 use crate::{GroupId, MapChange, MapChanges, MapError};
 
-/// A stream is opened anew after this time, so that an endpoint that is stuck is not waited for. Nothing is lost: it
-/// continues with the revision after the last one.
+/// A stream is opened anew after this time, so that an endpoint that is stuck is not waited for. Nothing is
+/// lost: it continues with the revision after the last one.
 const STREAM_TIME: Duration = Duration::from_secs(5);
 /// An endpoint that cannot be watched is followed by another one after this time.
 const RETRY_TIME: Duration = Duration::from_millis(200);

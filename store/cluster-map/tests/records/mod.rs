@@ -312,7 +312,8 @@ pub(crate) fn images_get_other_names(map: &impl ClusterMap) {
     assert_eq!(map.images().unwrap(), before);
 }
 
-/// In a map with pool `p`: an image gets a snapshot, goes back to it, and loses it, all by changes of its record.
+/// In a map with pool `p`: an image gets a snapshot, goes back to it, and loses it, all by changes of its
+/// record.
 pub(crate) fn an_image_gets_other_heads(map: &impl ClusterMap) {
     let image = map.create_image("p", "layered", 1 << 20).unwrap();
     let found = || map.images().unwrap()[&("p".to_string(), "layered".to_string())].clone();

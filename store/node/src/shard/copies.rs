@@ -1,11 +1,12 @@
-//! Objects as they are copied to other replicas, in parts as long as a request: which extents are allocated, and the blocks
-//! that are not zero.
+//! Objects as they are copied to other replicas, in parts as long as a request: which extents are allocated,
+//! and the blocks that are not zero.
 //!
-//! A part begins with 8 bytes, a bit for each extent, the first one's the lowest; only in the first part of an object any is
-//! set. Runs of blocks follow: offset and length, 4 bytes each, then the bytes; in their order, and at most as long as a
-//! request. Parts without allocated extents are left out, but for the first.
+//! A part begins with 8 bytes, a bit for each extent, the first one's the lowest; only in the first part of
+//! an object any is set. Runs of blocks follow: offset and length, 4 bytes each, then the bytes; in their
+//! order, and at most as long as a request. Parts without allocated extents are left out, but for the first.
 //!
-//! A copy has the extents that the original has, so that both have the same space: the primary decides for all.
+//! A copy has the extents that the original has, so that both have the same space: the primary decides for
+//! all.
 //!
 //! What cannot be read here is read as a client reads it, so that it comes from another replica, and is
 //! written here again.
@@ -205,8 +206,8 @@ fn next_part(extents: ExtentBits, number: u32) -> Option<u32> {
 }
 
 impl Shard {
-    /// The first part after another, of the objects that exist when the committed entries are in place, and the extents of
-    /// its object then.
+    /// The first part after another, of the objects that exist when the committed entries are in place, and
+    /// the extents of its object then.
     pub(super) fn part_to_copy(&self, after: Option<ObjectPart>) -> Option<(ObjectPart, ExtentBits)> {
         let rest = after.and_then(|ObjectPart { object, number }| {
             let extents = self.extents_of(object)?;
@@ -216,7 +217,8 @@ impl Shard {
         rest.or_else(|| self.object_to_copy(after.map(|part| part.object)).map(first))
     }
 
-    /// The first object after another, of those that exist when the committed entries are in place, and its extents then.
+    /// The first object after another, of those that exist when the committed entries are in place, and its
+    /// extents then.
     fn object_to_copy(&self, mut after: Option<ObjectId>) -> Option<(ObjectId, ExtentBits)> {
         loop {
             let object = self.object_after(after)?;
@@ -227,7 +229,8 @@ impl Shard {
         }
     }
 
-    /// The extents that an object has when the committed entries are in place; `None` if it does not exist then.
+    /// The extents that an object has when the committed entries are in place; `None` if it does not exist
+    /// then.
     pub(super) fn extents_of(&self, object: ObjectId) -> Option<ExtentBits> {
         let extents = self.partition.onode(object).map(|onode| match &onode.content {
             OnodeContent::Mapped(map) => {
@@ -285,8 +288,8 @@ impl PartContent {
         Some(PartContent { extents: ExtentBits::from_le_bytes(*extents), runs: decode_runs(runs)? })
     }
 
-    /// The space that an object needs where it is not, or extents that its first part did not name: entries that follow the
-    /// copy allocate those.
+    /// The space that an object needs where it is not, or extents that its first part did not name: entries
+    /// that follow the copy allocate those.
     pub(super) fn space_need(&self, number: u32, has: ExtentBits) -> SpaceNeed {
         let written = self.runs.iter().map(|(offset, bytes)| {
             let start = *offset as usize;

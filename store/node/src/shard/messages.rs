@@ -46,8 +46,8 @@ pub(crate) struct ShardRequest {
 pub(crate) enum ShardOperation {
     /// Reads at most [`TRANSFER_BYTES_MAX`](crate::TRANSFER_BYTES_MAX) bytes of an object.
     Read { object: ObjectId, offset: u32, length: u32 },
-    /// Writes. The parcel has room for the entry's header, then the data, then zeroes: as many bytes as the entry has in
-    /// the log ([`ShardHandle::entry_bytes`]). It is `None` once the shard has adopted it.
+    /// Writes. The parcel has room for the entry's header, then the data, then zeroes: as many bytes as the
+    /// entry has in the log ([`ShardHandle::entry_bytes`]). It is `None` once the shard has adopted it.
     Write { object: ObjectId, offset: u32, length: u32, entry: Option<Parcel> },
     /// Writes bytes of the control plane, from the start of an object.
     Put { object: ObjectId, bytes: Vec<u8> },
@@ -146,8 +146,8 @@ impl Reply {
         match self {
             Reply::None => {}
             Reply::Channel(sender, tag) => {
-                // A channel takes at most as many requests as its mailbox has room for answers. If it is gone,
-                // so is the caller.
+                // A channel takes at most as many requests as its mailbox has room for answers. If it is
+                // gone, so is the caller.
                 let data = data.map(Data::into_parcel);
                 let _ = sender.send(ShardReply { tag, status, data });
             }

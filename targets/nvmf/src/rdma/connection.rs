@@ -30,8 +30,8 @@ use crate::reservation_watch::ReservedConnection;
 /// there is a slot for it.
 pub(crate) struct RdmaConnection {
     pub(crate) fabrics: FabricsQueue<RdmaLink>,
-    /// Capsules are left in their buffers until commands that change reservations are done, of which no event of
-    /// the connection tells. Whatever else they wait for ends with the end of a work.
+    /// Capsules are left in their buffers until commands that change reservations are done, of which no event
+    /// of the connection tells. Whatever else they wait for ends with the end of a work.
     waits_for_reservations: bool,
 }
 
@@ -124,7 +124,8 @@ impl RdmaConnection {
         context: &mut RdmaContext<'_>,
     ) -> Result<Stopped, CloseReason<RdmaProtocolError>> {
         // A host has no more commands in flight than its queue has entries. Those that are answered may have
-        // a slot still, until the device says that the host has the answer: a few, unless the host takes none.
+        // a slot still, until the device says that the host has the answer: a few, unless the host takes
+        // none.
         let entries = self.fabrics.link.responses.sq_entries as usize;
         let waiting = pair.message_count();
         if waiting > entries || waiting + self.fabrics.link.unfinished() > UNFINISHED_MAX * entries {

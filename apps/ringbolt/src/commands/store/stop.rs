@@ -83,8 +83,8 @@ pub(super) fn stop_node(options: &StopNodeArgs) -> Result<(), CommandError> {
     let layout = open(&options.of, node)?;
     let line = match stop(&layout, node, force)? {
         true => format!(
-            "node {node} is stopped; `ringbolt store start-node {node}` starts it. Its replicas move to other nodes if it is down for \
-             the time that --out-after says"
+            "node {node} is stopped; `ringbolt store start-node {node}` starts it. Its replicas move to \
+             other nodes if it is down for the time that --out-after says"
         ),
         false => format!("node {node} does not run, and is not started any more"),
     };
