@@ -36,8 +36,11 @@ fn end_load(mut load: std::process::Child) {
     assert!(ended.status.success(), "{}{}", text(&ended.stdout), text(&ended.stderr));
 }
 
-fn log_of(cluster: &Cluster, node: u32) -> String {
-    fs::read_to_string(cluster.directory.join(format!("node{node}/log"))).unwrap()
+/// Why a node ended: the last line of its log that is no notice.
+fn last_of_log(cluster: &Cluster, node: u32) -> String {
+    let log = fs::read_to_string(cluster.directory.join(format!("node{node}/log"))).unwrap();
+    let mut lines = log.lines().rev();
+    lines.find(|line| !line.trim().is_empty() && !line.contains(" NOTICE: ")).unwrap().to_string()
 }
 
 #[test]
@@ -95,8 +98,7 @@ fn a_device_is_replaced_by_one_command_and_the_old_one_is_refused() {
     fs::rename(&place, &aside).unwrap();
     fs::rename(old, &place).unwrap();
     assert!(!cluster.run(&["store", "start-node", "2"]).status.success());
-    let log = log_of(&cluster, 2);
-    let last = log.lines().rev().find(|line| !line.trim().is_empty()).unwrap();
+    let last = last_of_log(&cluster, 2);
     assert!(last.contains("belongs to another node"), "{last}");
     cluster.ok(&["store", "stop-node", "2"]);
     fs::remove_dir_all(&place).unwrap();
@@ -121,8 +123,7 @@ fn swapped_devices_and_copies_of_others_are_refused_and_serve_when_they_are_back
     let refused = |nodes: &[u32]| {
         let cluster = Cluster::start(&directory, &[]);
         for node in nodes {
-            let log = log_of(&cluster, *node);
-            let last = log.lines().rev().find(|line| !line.trim().is_empty()).unwrap();
+            let last = last_of_log(&cluster, *node);
             assert!(last.contains("belongs to another node, and is not changed"), "node {node}: {last}");
         }
         assert_eq!(cluster.status()["healthy"], false);

@@ -391,7 +391,8 @@ fn does_not_start(layout: &ClusterLayout, node: u32, log_start: u64) -> CommandE
     CommandError::operation(format!("node {node} does not start{reason}; its log is {}", log.display()))
 }
 
-/// The last line of a log since a place in it: why a process ended.
+/// The last line of a log since a place in it that is no notice, which threads still write: why a process
+/// ended.
 fn last_line(log: &Path, start: u64) -> Option<String> {
     let mut file = File::open(log).ok()?;
     let length = file.metadata().ok()?.len();
@@ -399,7 +400,8 @@ fn last_line(log: &Path, start: u64) -> Option<String> {
     let mut bytes = Vec::new();
     file.take(LAST_BYTES).read_to_end(&mut bytes).ok()?;
     let text = String::from_utf8_lossy(&bytes);
-    let line = text.lines().rev().map(str::trim).find(|line| !line.is_empty())?;
+    let line =
+        text.lines().rev().map(str::trim).find(|line| !line.is_empty() && !line.contains(" NOTICE: "))?;
     Some(line.trim_start_matches("ringbolt: ").chars().filter(|it| !it.is_control()).collect())
 }
 
