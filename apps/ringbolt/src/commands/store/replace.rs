@@ -53,16 +53,13 @@ pub(super) fn run(options: &ReplaceDeviceArgs) -> Result<(), CommandError> {
     let layout = ClusterLayout::open(&options.of.cluster, &options.of.etcd.options())?;
     let node = options.node;
     if !layout.nodes.contains(&node) {
-        let directory = layout.directory.display();
-        return Err(CommandError::operation(format!(
-            "node {node} has no directory in {directory}: run this on its machine, or \
-             `ringbolt store add-node --replace {node}` if its directory is lost"
-        )));
+        return Err(CommandError::operation(no_directory(&layout, node)));
     }
     let params = start_params(&layout, node)?;
     let new = new_node(&layout, options, &params)?;
     check_others(&layout, node)?;
-    let has_run = stop::stop(&layout, node, false)?;
+    let was_stopped = layout.is_stopped(node);
+    stop::stop(&layout, node, false)?;
     wait_until_down(&layout, node)?;
     let (place, aside) = (layout.node(node), aside(&layout, node));
     fs::rename(&place, &aside).map_err(CommandError::environment)?;
@@ -70,7 +67,7 @@ pub(super) fn run(options: &ReplaceDeviceArgs) -> Result<(), CommandError> {
     if let Err(error) = layout::add_node(&layout, Some(node), disks, &new, Some(&params)) {
         // The node is what it was.
         fs::rename(&aside, &place).map_err(CommandError::environment)?;
-        if has_run {
+        if !was_stopped {
             layout.set_stopped(node, false).map_err(CommandError::environment)?;
         }
         return Err(error);
@@ -84,6 +81,27 @@ pub(super) fn run(options: &ReplaceDeviceArgs) -> Result<(), CommandError> {
         ),
     }
     Ok(())
+}
+
+/// Why there is nothing to replace.
+fn no_directory(layout: &ClusterLayout, node: u32) -> String {
+    let directory = layout.directory.display();
+    let aside =
+        fs::read_dir(&layout.directory).into_iter().flatten().flatten().find(|entry| {
+            entry.file_name().to_str().is_some_and(|name| name.starts_with(&aside_prefix(node)))
+        });
+    match aside {
+        Some(aside) => format!(
+            "node {node} has no directory in {directory}, since its replacement was interrupted: rename {} to \
+             node{node} and `ringbolt store start-node {node}`, or go on with \
+             `ringbolt store add-node --replace {node}`",
+            aside.path().display()
+        ),
+        None => format!(
+            "node {node} has no directory in {directory}: run this on its machine, or \
+             `ringbolt store add-node --replace {node}` if its directory is lost"
+        ),
+    }
 }
 
 /// How the node was started.
@@ -156,5 +174,9 @@ fn wait_until_down(layout: &ClusterLayout, node: u32) -> Result<(), CommandError
 /// Where the node's directory goes. Its name is that of no node.
 fn aside(layout: &ClusterLayout, node: u32) -> PathBuf {
     let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    layout.directory.join(format!("node{node}.replaced-{seconds}"))
+    layout.directory.join(format!("{}{seconds}", aside_prefix(node)))
+}
+
+fn aside_prefix(node: u32) -> String {
+    format!("node{node}.replaced-")
 }
