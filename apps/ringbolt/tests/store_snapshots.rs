@@ -295,6 +295,12 @@ fn snapshots_of_an_image_in_use_have_what_was_completed() {
     // What the nodes have counted was completed, but for the last one.
     assert!(has[0] + 1 >= counted && has[0] < BLOCKS, "{has:?}, {counted}");
     assert!(has.is_sorted(), "{has:?}");
+    // Their volumes have had lower attach epochs than the head.
+    for name in ["vol@two", "vol@one"] {
+        snapshot(&cluster, "remove", name);
+    }
+    assert_eq!(boundary(&cluster, "vol@three", 0x22, 0x11), has[2]);
+    check(&cluster, "vol", 0x22, "0", "4m");
     // One that does not answer is named, and is fenced by force.
     let written = writes_of(&cluster);
     let stopped = writer(&cluster, 0x33);

@@ -101,14 +101,17 @@ pub(crate) async fn pull(
     parents: &[ParentVolume],
     mut progress: impl FnMut(u64, u64),
 ) -> Result<(), ReclaimError> {
+    let pool = watch.view().0.pool.clone();
+    // Parents do not change. With the attach epoch of the child, groups would refuse the lower one of whoever
+    // removes a parent later.
+    let reads = Arc::new(AttachState::new(0, pool.first_group..pool.first_group + pool.groups));
     let mut indices = BTreeSet::new();
     for parent in parents {
         let kind = SweepKind::Indices { end: parent.bytes.div_ceil(OBJECT_BYTES as u64) };
-        let swept = sweep(core, watch.clone(), parent.volume, attach.clone(), kind, |_, _| {}).await;
+        let swept = sweep(core, watch.clone(), parent.volume, reads.clone(), kind, |_, _| {}).await;
         indices.extend(swept.map_err(ReclaimError::of_list)?.indices);
     }
     let count = indices.len() as u64;
-    let pool = watch.view().0.pool.clone();
     let placement = Placement { first_group: pool.first_group, groups: pool.groups, volume };
     let channel = ImageChannel::new(core, watch, placement, attach, IMAGE_BLOCK_BYTES);
     let io = VolumeIo {
