@@ -4,7 +4,7 @@
     RINGBOLT=target/debug/ringbolt tests/interop/rbd_clients.py [CASE...]
 
 The distribution's Ceph runs as one monitor and one OSD in a temporary folder, on ports of 127.0.0.1 that are
-free. `rbd export` and `rbd import` judge what a bdev writes and reads. Without Ceph all cases are SKIPPED.
+free. `rbd export` and `rbd import` judge what a bdev writes and reads. Without a Ceph that starts all are SKIPPED.
 """
 
 import atexit
@@ -28,10 +28,10 @@ STOP_SECONDS_MAX = 10
 OSD_BYTES = 1 << 30
 
 
-def wait_until(what, check, seconds=START_SECONDS_MAX):
+def wait_until(what, check, seconds=START_SECONDS_MAX, reason=lambda: ""):
     end = time.monotonic() + seconds
     while not check():
-        assert time.monotonic() < end, f"{what}: not within {seconds} s"
+        assert time.monotonic() < end, f"{what}: not within {seconds} s{reason()}"
         time.sleep(0.1)
 
 
@@ -54,6 +54,7 @@ class Ceph:
         self.folder = tempfile.mkdtemp(prefix="ceph-")
         self.auth = auth
         self.processes = {}
+        self.answer = ""
         atexit.register(self.end)
         self.config = f"{self.folder}/ceph.conf"
         fsid, port = str(uuid.uuid4()), free_ports(1)[0]
@@ -96,7 +97,7 @@ bluestore cache size = 67108864
         run("monmaptool", "--create", "--fsid", fsid, "--addv", "a", f"[v2:{self.monitor}]", path)
         run("ceph-mon", "--mkfs", "-i", "a", "-c", self.config, "--monmap", path, "--keyring", f"{self.folder}/keyring")
         self.start("mon", "ceph-mon", "a")
-        wait_until("the monitor answers", lambda: self.try_run("mon", "stat"))
+        wait_until("the monitor answers", lambda: self.try_run("mon", "stat"), reason=lambda: self.reason("mon"))
         osd = str(uuid.uuid4())
         self.ceph("osd", "new", osd)
         if auth == "cephx":
@@ -104,7 +105,7 @@ bluestore cache size = 67108864
         run("ceph-osd", "-i", "0", "-c", self.config, "--mkfs", "--osd-uuid", osd)
         self.start("osd", "ceph-osd", "0")
         up = lambda: json.loads(self.ceph("osd", "stat", "-f", "json"))["num_up_osds"] == 1
-        wait_until("the OSD is up", up)
+        wait_until("the OSD is up", up, reason=lambda: self.reason("osd"))
         self.ceph("osd", "pool", "create", "rbd", "8", "8", "replicated")
 
     def start(self, name, command, identity):
@@ -114,7 +115,19 @@ bluestore cache size = 67108864
 
     def try_run(self, *arguments):
         command = ["ceph", "-c", self.config, "--connect-timeout", "5", *arguments]
-        return subprocess.run(command, capture_output=True, timeout=60).returncode == 0
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=60)
+        except subprocess.TimeoutExpired as error:
+            self.answer = str(error)
+            return False
+        self.answer = done.stderr
+        return done.returncode == 0
+
+    def reason(self, name):
+        """Why a process of the cluster does not answer, in one line, as far as it is known."""
+        end, output = self.processes[name].poll(), open(f"{self.folder}/{name}.out", errors="replace").read()
+        state = "runs" if end is None else f"ended with {end}"
+        return " ".join(f": ceph-{name} {state}: {output[-300:]}: ceph: {self.answer[-300:]}".split())
 
     def ceph(self, *arguments):
         return run("ceph", "-c", self.config, "--connect-timeout", "30", *arguments)
@@ -149,8 +162,15 @@ def ceph(auth="none"):
     """The cluster, which the first case starts."""
     if auth not in CLUSTERS:
         started = time.monotonic()
-        CLUSTERS[auth] = Ceph(auth)
-        print(f"Ceph runs, authentication: {auth} ({time.monotonic() - started:.1f} s)", flush=True)
+        try:
+            CLUSTERS[auth] = Ceph(auth)
+        except (AssertionError, subprocess.TimeoutExpired) as error:
+            CLUSTERS[auth] = Skipped(" ".join(f"Ceph does not start: {error}".split()))
+            raise CLUSTERS[auth]
+        else:
+            print(f"Ceph runs, authentication: {auth} ({time.monotonic() - started:.1f} s)", flush=True)
+    if isinstance(CLUSTERS[auth], Skipped):
+        raise Skipped("Ceph does not start")
     return CLUSTERS[auth]
 
 

@@ -169,6 +169,8 @@ fn holder_in(locks: &str, status: &Stat) -> Option<u32> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::{Mutex, MutexGuard, PoisonError};
+
     use super::*;
 
     struct Scratch(std::path::PathBuf);
@@ -191,8 +193,15 @@ mod tests {
         }
     }
 
+    /// One test at a time: a child that another one forks has the locks of this process until it executes its program.
+    fn alone() -> MutexGuard<'static, ()> {
+        static TESTS: Mutex<()> = Mutex::new(());
+        TESTS.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     #[test]
     fn readers_share_a_file_and_a_writer_has_it_alone() {
+        let _alone = alone();
         let scratch = Scratch::new("file-lock-modes");
         let try_lock = |mode| {
             let file = scratch.open();
@@ -261,6 +270,7 @@ mod tests {
 
     #[test]
     fn a_loop_device_and_its_file_exclude_each_other_and_parts_of_it_do_not() {
+        let _alone = alone();
         let scratch = Scratch::new("file-lock-loop");
         std::fs::write(&scratch.0, vec![0; 1 << 20]).unwrap();
         let (Some(whole), Some(part)) = (Loop::new(&scratch, 0), Loop::new(&scratch, 4096)) else {

@@ -6,6 +6,7 @@ mod program;
 
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use bdev_gpt::GptModule;
 use control::json::{Value, json};
@@ -64,6 +65,16 @@ impl Program {
     pub fn examine(&self, name: &str) {
         self.call("bdev_examine", json!({ "name": name }));
         self.wait();
+    }
+
+    /// Waits until the last bdev on it is closed.
+    pub fn wait_unclaimed(&self, name: &str) {
+        let device = self.registry.find(name).unwrap();
+        let end = Instant::now() + Duration::from_secs(60);
+        while let Some((_, holders)) = device.claim() {
+            assert!(Instant::now() < end, "{name} is claimed by {holders:?}");
+            std::thread::yield_now();
+        }
     }
 
     pub fn names(&self) -> Vec<String> {

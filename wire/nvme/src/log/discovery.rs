@@ -94,7 +94,7 @@ pub struct DiscoveryEntry {
     pub eflags: u16,
     /// Subsystem name.
     pub subnqn: Nqn,
-    /// Security type of a TCP port (TSAS SECTYPE): 0 none, 2 TLS 1.3.
+    /// Security type of a TCP port (TSAS SECTYPE): 0 none, 2 TLS 1.3. 0 of other transports.
     pub tcp_security: u8,
 }
 
@@ -133,9 +133,10 @@ impl DiscoveryEntry {
             let text = std::str::from_utf8(&field[..end]).map_err(|_| bad(what, at))?;
             Ok(text.trim_end_matches(' '))
         };
+        let trtype = TransportType::from_wire(from[at::TRTYPE]).ok_or(bad("TRTYPE", at::TRTYPE))?;
         Ok(DiscoveryEntry {
             address: TransportAddress {
-                trtype: TransportType::from_wire(from[at::TRTYPE]).ok_or(bad("TRTYPE", at::TRTYPE))?,
+                trtype,
                 adrfam: AddressFamily::from_wire(from[at::ADRFAM]).ok_or(bad("ADRFAM", at::ADRFAM))?,
                 traddr: text("TRADDR", at::TRADDR, 256)?.to_owned(),
                 trsvcid: text("TRSVCID", at::TRSVCID, 32)?.to_owned(),
@@ -148,7 +149,7 @@ impl DiscoveryEntry {
             admin_queue_entries_max: u16_at(from, at::ASQSZ),
             eflags: u16_at(from, at::EFLAGS),
             subnqn: Nqn::new(text("SUBNQN", at::SUBNQN, 256)?).map_err(|_| bad("SUBNQN", at::SUBNQN))?,
-            tcp_security: from[at::TSAS],
+            tcp_security: if trtype == TransportType::Tcp { from[at::TSAS] } else { 0 },
         })
     }
 
@@ -175,10 +176,11 @@ impl DiscoveryEntry {
         put(into, at::SUBNQN, self.subnqn.as_bytes());
         into[at::TRADDR..at::TRADDR + 256].fill(b' ');
         put(into, at::TRADDR, traddr.as_bytes());
-        into[at::TSAS] = self.tcp_security;
-        if *trtype == TransportType::Rdma {
+        match *trtype {
+            TransportType::Tcp => into[at::TSAS] = self.tcp_security,
             // A reliable connection, of any provider, made by RDMA_CM (RDMA Transport 1.0, section 3.5).
-            into[at::TSAS..at::TSAS + 3].copy_from_slice(&[1, 1, 1]);
+            TransportType::Rdma => into[at::TSAS..at::TSAS + 3].copy_from_slice(&[1, 1, 1]),
+            _ => {}
         }
     }
 }
