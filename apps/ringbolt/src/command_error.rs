@@ -19,7 +19,7 @@ pub(crate) enum ExitStatus {
     Usage,
     /// 3: the configuration is invalid.
     Config,
-    /// 4: the machine lacks a resource, a permission or a kernel feature.
+    /// 4: the machine lacks a file or directory that is named, a resource, a permission or a kernel feature.
     Environment,
     /// 5: no server answers on the RPC socket.
     NoServer,

@@ -160,10 +160,10 @@ fn an_invalid_run_directory_fails_with_one_line() {
     fs::create_dir_all(folder.path("foreign")).unwrap();
     for command in ["report", "advise", "export"] {
         let (status, line) = failure_of(&lab(&[command], &[&folder.path("none")]));
-        assert_eq!(status, 2);
+        assert_eq!(status, 4);
         assert!(line.contains("no such directory"), "{line}");
         let (status, line) = failure_of(&lab(&[command], &[&folder.path("foreign")]));
-        assert_eq!(status, 2);
+        assert_eq!(status, 4);
         assert!(line.contains("no plan.toml"), "{line}");
     }
     // A truncated plan, and one of a newer schema.

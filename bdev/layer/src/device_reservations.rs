@@ -63,7 +63,7 @@ pub(crate) struct ReservationTable(Mutex<TableState>);
 struct TableState {
     devices: HashMap<Uuid, DeviceEntry>,
     /// Of the thread that accesses files; it ends when this and every store are dropped.
-    jobs: Option<Sender<FileJob>>,
+    jobs: Option<Sender<ReservationFileJob>>,
 }
 
 #[derive(Debug)]
@@ -75,7 +75,7 @@ struct DeviceEntry {
 }
 
 #[derive(Debug)]
-enum FileJob {
+enum ReservationFileJob {
     /// Reads a file, or starts with an empty state, and writes it, so that an unusable file is an error now and not at
     /// the first reservation.
     Open(PathBuf, Uuid, SyncSender<Result<ReservationState, OpenReservationsError>>),
@@ -88,14 +88,14 @@ enum FileJob {
 struct ReservationFile {
     path: PathBuf,
     device: Uuid,
-    jobs: Sender<FileJob>,
+    jobs: Sender<ReservationFileJob>,
 }
 
 impl ReservationStore for ReservationFile {
     fn save(&self, state: &ReservationState, completion: SaveCompletion) {
         // A job that is not sent is dropped, which fails the save.
         let bytes = encode_file(state, self.device);
-        let _ = self.jobs.send(FileJob::Save(self.path.clone(), bytes, completion));
+        let _ = self.jobs.send(ReservationFileJob::Save(self.path.clone(), bytes, completion));
     }
 }
 
@@ -186,11 +186,11 @@ impl ReservationTable {
 fn open_file(
     path: &Path,
     device: Uuid,
-    jobs: Sender<FileJob>,
+    jobs: Sender<ReservationFileJob>,
 ) -> Result<Reservations, OpenReservationsError> {
     let (reply, opened) = sync_channel(1);
     let unavailable = |kind| OpenReservationsError::Io(path.into(), io::Error::from(kind));
-    let job = FileJob::Open(path.into(), device, reply);
+    let job = ReservationFileJob::Open(path.into(), device, reply);
     jobs.send(job).map_err(|_| unavailable(io::ErrorKind::BrokenPipe))?;
     let opened = blocking::receive_timeout(&opened, OPEN_TIMEOUT);
     let state = opened.map_err(|_| unavailable(io::ErrorKind::TimedOut))??;
@@ -225,23 +225,23 @@ impl DeviceEntry {
 
 impl TableState {
     /// The jobs of the thread that accesses files; starts it on first use.
-    fn file_jobs(&mut self) -> io::Result<Sender<FileJob>> {
+    fn file_jobs(&mut self) -> io::Result<Sender<ReservationFileJob>> {
         if let Some(jobs) = &self.jobs {
             return Ok(jobs.clone());
         }
-        let (sender, jobs): (Sender<FileJob>, Receiver<FileJob>) = channel();
+        let (sender, jobs): (Sender<ReservationFileJob>, Receiver<ReservationFileJob>) = channel();
         blocking::spawn_worker("reservations", jobs, run_job)?;
         Ok(self.jobs.insert(sender).clone())
     }
 }
 
-fn run_job(job: FileJob) {
+fn run_job(job: ReservationFileJob) {
     match job {
-        FileJob::Open(path, device, reply) => {
+        ReservationFileJob::Open(path, device, reply) => {
             // The requester may have given up.
             let _ = reply.send(read_and_write(&path, device));
         }
-        FileJob::Save(path, bytes, completion) => {
+        ReservationFileJob::Save(path, bytes, completion) => {
             let written = os::replace_file(&path, 0o666, &bytes);
             if let Err(error) = &written {
                 log::error!(target: "bdev", "cannot persist reservations: {}: {error}", path.display());

@@ -57,7 +57,7 @@ const _: () = assert!(size_of::<LoopInfo>() == 232);
 
 /// The file behind a loop device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LoopFile {
+pub struct LoopBackingFile {
     /// Number of the device that its file system is on, as in `st_dev`.
     pub device: u64,
     /// Inode number.
@@ -72,7 +72,7 @@ pub struct LoopFile {
 ///
 /// # Errors
 /// The kernel's error: `ENOTTY` if it is not a loop device, `ENXIO` if it has no file.
-pub fn loop_file(device: impl AsFd) -> io::Result<LoopFile> {
+pub fn loop_file(device: impl AsFd) -> io::Result<LoopBackingFile> {
     let mut info = LoopInfo {
         device: 0,
         inode: 0,
@@ -90,7 +90,7 @@ pub fn loop_file(device: impl AsFd) -> io::Result<LoopFile> {
     match unsafe { libc::ioctl(device.as_fd().as_raw_fd(), LOOP_GET_STATUS64, &raw mut info) } {
         0 => {
             let LoopInfo { device, inode, offset, size_limit, .. } = info;
-            Ok(LoopFile { device, inode, offset, size_limit })
+            Ok(LoopBackingFile { device, inode, offset, size_limit })
         }
         _ => Err(io::Error::last_os_error()),
     }

@@ -27,12 +27,12 @@ pub enum Distribution {
         deviation: f64,
     },
     /// Consecutive zones, each with its size and its percentage of the I/O.
-    Zoned(Vec<Zone>),
+    Zoned(Vec<AccessZone>),
 }
 
 /// A zone of [`Distribution::Zoned`].
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Zone {
+pub struct AccessZone {
     /// Percentage of the I/O.
     pub access_percent: f64,
     /// Size of the zone.
@@ -139,7 +139,7 @@ fn scatter(rank: u64, rotation: u64, positions: u64) -> u64 {
 
 /// Truncates zones at the end of the region; the last zone also gets the rest of the percentages. The bounds of zones in
 /// percent are those of fio: start and length are cut to whole bytes, then to whole positions.
-fn zone_table(zones: &[Zone], positions: u64, unit_bytes: u64) -> Vec<(u64, u64, u64)> {
+fn zone_table(zones: &[AccessZone], positions: u64, unit_bytes: u64) -> Vec<(u64, u64, u64)> {
     let region_bytes = positions as f64 * unit_bytes as f64;
     let of_region = |percent: f64| (percent / 100.0 * region_bytes) as u64 / unit_bytes;
     let mut table = Vec::new();

@@ -53,7 +53,7 @@ mod zoned;
 pub use accel_device::AccelSource;
 pub use access_pattern::{Geometry, SetupError};
 pub use arrivals::{ArrivalProcess, Rates};
-pub use distribution::{Distribution, Zone, ZoneSize};
+pub use distribution::{AccessZone, Distribution, ZoneSize};
 pub use flow::FlowOptions;
 pub use generator::{Generator, IoChannel};
 pub use histogram::Histogram;

@@ -4,7 +4,7 @@ use super::arithmetic::{ExpressionUnits, evaluate};
 use crate::spec::{BlockSizes, FileService};
 use crate::steady::SteadyCriterion;
 use crate::units::{UnitError, parse_bytes_with, parse_time_ns_with};
-use crate::{Distribution, Zone, ZoneSize};
+use crate::{AccessZone, Distribution, ZoneSize};
 
 type ValueResult<T> = Result<T, String>;
 
@@ -179,7 +179,7 @@ pub(super) fn distribution(text: &str, base: u64) -> ValueResult<Distribution> {
     }
 }
 
-fn access_zones(text: &str, absolute: bool, base: u64) -> ValueResult<Vec<Zone>> {
+fn access_zones(text: &str, absolute: bool, base: u64) -> ValueResult<Vec<AccessZone>> {
     if text.contains(',') {
         return Err("zones are the same for reads, writes and trims here".to_string());
     }
@@ -201,10 +201,10 @@ fn access_zones(text: &str, absolute: bool, base: u64) -> ValueResult<Vec<Zone>>
         if !is_valid(access_percent) || matches!(size, ZoneSize::Percent(percent) if !is_valid(percent)) {
             return Err("percentages are between 0 and 100".to_string());
         }
-        zones.push(Zone { access_percent, size });
+        zones.push(AccessZone { access_percent, size });
     }
     let access: f64 = zones.iter().map(|zone| zone.access_percent).sum();
-    let percent_of = |zone: &Zone| if let ZoneSize::Percent(size) = zone.size { size } else { 0.0 };
+    let percent_of = |zone: &AccessZone| if let ZoneSize::Percent(size) = zone.size { size } else { 0.0 };
     let rest = (100.0 - zones.iter().map(percent_of).sum::<f64>()).max(0.0);
     for index in &unsized_zones {
         zones[*index].size = ZoneSize::Percent(rest / unsized_zones.len() as f64);

@@ -15,7 +15,7 @@ use super::{ATTEMPTS_MAX, LocalMap, Publish, failed};
 use crate::{LeaseHolder, LeaseOutcome, MapError, NodeId};
 
 #[derive(Serialize, Deserialize)]
-struct HolderRecord {
+struct LeaseRecord {
     holder: LeaseHolder,
     seconds: u32,
 }
@@ -45,7 +45,7 @@ impl LocalMap {
                 }
             }
             let term = newest.as_ref().map_or(1, |(term, _)| term + 1);
-            let record = HolderRecord { holder: holder.clone(), seconds };
+            let record = LeaseRecord { holder: holder.clone(), seconds };
             if self.publish(&holder_path(node, term), &record, Publish::New)? {
                 if let Some((before, _)) = newest {
                     let _ = fs::remove_file(self.root.join(holder_path(node, before)));
@@ -70,7 +70,7 @@ impl LocalMap {
     }
 
     /// The process that has the lease, or had it last.
-    fn holder(&self, node: NodeId) -> Result<Option<(u32, HolderRecord)>, MapError> {
+    fn holder(&self, node: NodeId) -> Result<Option<(u32, LeaseRecord)>, MapError> {
         let prefix = format!("{}.", node.0);
         loop {
             let names = self.names(Path::new("holders"))?;

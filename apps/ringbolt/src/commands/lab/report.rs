@@ -35,7 +35,7 @@ pub(crate) fn run(options: &ReportArgs) -> Result<(), CommandError> {
 /// Reads a run directory; an error is one line. So are records that cannot be read: the others are used.
 pub(crate) fn open_run(directory: &Path) -> Result<RunDirectory, CommandError> {
     if let Some(why) = why_not_a_run(directory) {
-        return Err(CommandError::usage(why));
+        return Err(CommandError::environment(why));
     }
     let run = RunDirectory::open(directory).map_err(CommandError::operation)?;
     if let Some(first) = run.dropped.first() {

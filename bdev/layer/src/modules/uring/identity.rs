@@ -11,7 +11,7 @@ use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use os::device::{LoopFile, loop_file};
+use os::device::{LoopBackingFile, loop_file};
 use rustix::fs::{AtFlags, StatxFlags, XattrFlags};
 use uuid::Uuid;
 
@@ -155,7 +155,7 @@ fn of_disk(disk: &File, device: u64, readonly: bool) -> Result<DeviceIdentity, S
 
 /// Opens the file behind a loop device. The path is what the kernel had when that was set up; whether it still leads to the
 /// file is checked, and whether the device is all of it.
-fn open_loop_file(path: &Path, behind: LoopFile) -> Result<File, String> {
+fn open_loop_file(path: &Path, behind: LoopBackingFile) -> Result<File, String> {
     if behind.offset != 0 || behind.size_limit != 0 {
         return Err("the loop device is a part of its file".to_string());
     }
@@ -223,13 +223,17 @@ mod tests {
         let path = std::env::temp_dir().join(format!("ringbolt-loop-file-{}", std::process::id()));
         std::fs::write(&path, "data").unwrap();
         let found = std::fs::metadata(&path).unwrap();
-        let behind = LoopFile { device: found.dev(), inode: found.ino(), offset: 0, size_limit: 0 };
+        let behind = LoopBackingFile { device: found.dev(), inode: found.ino(), offset: 0, size_limit: 0 };
         assert_eq!(open_loop_file(&path, behind).unwrap().metadata().unwrap().ino(), found.ino());
         let refused = |behind| open_loop_file(&path, behind).unwrap_err();
-        for part in [LoopFile { offset: 512, ..behind }, LoopFile { size_limit: 4096, ..behind }] {
+        for part in
+            [LoopBackingFile { offset: 512, ..behind }, LoopBackingFile { size_limit: 4096, ..behind }]
+        {
             assert_eq!(refused(part), "the loop device is a part of its file");
         }
-        for other in [LoopFile { inode: found.ino() + 1, ..behind }, LoopFile { device: 1, ..behind }] {
+        for other in
+            [LoopBackingFile { inode: found.ino() + 1, ..behind }, LoopBackingFile { device: 1, ..behind }]
+        {
             assert!(refused(other).ends_with("is not the file behind the loop device any more"));
         }
         std::fs::remove_file(&path).unwrap();
