@@ -10,11 +10,19 @@ import concurrent.futures
 import json
 import os
 import re
+import resource
 import subprocess
 import sys
+import tempfile
 import time
 
 AT_ONCE = 2
+
+
+def cpu_seconds():
+    """Of all programs that have ended."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def programs(options):
@@ -32,13 +40,20 @@ def programs(options):
 
 
 def run(program, folder):
-    """Seconds, exit status and output."""
+    """Seconds, processor seconds with its children's, exit status and output."""
     started = time.monotonic()
     environment = {**os.environ, "CARGO": "cargo", "CARGO_MANIFEST_DIR": folder}
-    done = subprocess.run(
-        [program, "-q"], cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
-    )
-    return time.monotonic() - started, done.returncode, done.stdout.decode(errors="replace")
+    with tempfile.TemporaryFile() as output:
+        child = subprocess.Popen([program, "-q"], cwd=folder, env=environment, stdout=output, stderr=output)
+        _, status, usage = os.wait4(child.pid, 0)
+        child.returncode = os.waitstatus_to_exitcode(status)
+        output.seek(0)
+        text = output.read().decode(errors="replace")
+    return time.monotonic() - started, usage.ru_utime + usage.ru_stime, child.returncode, text
+
+
+def print_slowest(kind, slow):
+    print(f"the most {kind}:", *(f"  {seconds:5.1f} s  {name}" for seconds, name in sorted(slow)[-8:]), sep="\n")
 
 
 def main():
@@ -46,23 +61,28 @@ def main():
     found = programs(options)
     if not found:
         sys.exit("cargo has built no test program")
-    failed, tests, slow = [], 0, []
+    built, started = cpu_seconds(), time.monotonic()
+    failed, tests, slow, busy = [], 0, [], []
     with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
         running = {pool.submit(run, *each): each for each in found}
         for done in concurrent.futures.as_completed(running):
             program, folder = running[done]
             name = f"{os.path.relpath(folder)}: {re.sub(r'-[0-9a-f]{16}$', '', os.path.basename(program))}"
-            seconds, status, output = done.result()
+            seconds, cpu, status, output = done.result()
             counts = re.findall(r"^test result: \w+\. (\d+) passed", output, re.MULTILINE)
             tests += sum(int(count) for count in counts)
             slow.append((seconds, name))
+            busy.append((cpu, name))
             skipped = [line for line in output.splitlines() if "SKIPPED" in line]
             if status != 0 or not counts:
                 failed.append(name)
                 print(f"\n{name}: FAILED with status {status}\n{output}", flush=True)
             elif skipped:
                 print(f"{name}:", *skipped, sep="\n  ", flush=True)
-    print("the slowest:", *(f"  {seconds:5.1f} s  {name}" for seconds, name in sorted(slow)[-8:]), sep="\n")
+    print_slowest("seconds", slow)
+    print_slowest("processor seconds", busy)
+    print(f"build {built:.0f} s of CPU time; programs {time.monotonic() - started:.0f} s, "
+          f"{sum(seconds for seconds, _ in busy):.0f} s of CPU time")
     print(f"{tests} tests of {len(found)} programs passed, {len(failed)} programs failed{': ' if failed else ''}"
           + "; ".join(failed), flush=True)
     docs = subprocess.run(["cargo", "test", "-q", "--workspace", "--doc", "--no-fail-fast", *options], check=False)

@@ -490,6 +490,7 @@ fn images_are_copied_whole_or_not_at_all() {
         (&["none", "new"], "there is no image pool/none"),
         (&["vol", "new", "--to-pool=none"], "there is no pool none"),
         (&["vol", "trash.new"], "names that begin with `trash.`"),
+        (&["vol", "new?"], "none of `?`"),
         (&["vol", "new", "--to-cluster=/nowhere"], "there is no cluster in /nowhere"),
     ] {
         let said = refused(arguments);

@@ -193,7 +193,8 @@ mod tests {
         }
     }
 
-    /// One test at a time: a child that another one forks has the locks of this process until it executes its program.
+    /// One test at a time: a child that another one forks has the locks of this process until it executes its
+    /// program.
     fn alone() -> MutexGuard<'static, ()> {
         static TESTS: Mutex<()> = Mutex::new(());
         TESTS.lock().unwrap_or_else(PoisonError::into_inner)

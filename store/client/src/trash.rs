@@ -72,13 +72,23 @@ pub fn trash_image(
 /// # Errors
 /// [`ClientError::Map`].
 pub fn trash(cluster: &Cluster) -> Result<Vec<TrashEntry>, ClientError> {
-    let entry = |((pool, map_name), image): ((String, String), ImageEntry)| {
-        let trashed = image.trashed.clone()?;
-        Some(TrashEntry { pool, map_name, trashed, image })
-    };
-    let mut all: Vec<TrashEntry> = cluster.map().images()?.into_iter().filter_map(entry).collect();
+    let images = cluster.map().images()?.into_iter();
+    let mut all: Vec<TrashEntry> =
+        images.filter_map(|((pool, map_name), image)| trash_entry(pool, map_name, image)).collect();
     all.sort_by_key(|entry| entry.trashed.until);
     Ok(all)
+}
+
+/// The entry of an image, if it is in the trash. A clone or a copy is named as one when it is created, and
+/// its record says so with the next change: if its maker ends between the two, it is in the trash all the
+/// same.
+fn trash_entry(pool: String, map_name: String, image: ImageEntry) -> Option<TrashEntry> {
+    let unfinished = || {
+        let name = map_name.strip_prefix(TRASH)?;
+        Some(TrashedImage { name: format!("{name} (unfinished)"), until: 0 })
+    };
+    let trashed = image.trashed.clone().or_else(unfinished)?;
+    Some(TrashEntry { pool, map_name, trashed, image })
 }
 
 /// Takes an image out of the trash, under a name that no other one has.
@@ -129,20 +139,24 @@ fn map_name(image: &ImageEntry) -> String {
     format!("{TRASH}{}", image.volume)
 }
 
-/// Refuses a name that an image in the trash may have.
+/// Refuses names that an image in the trash may have, and those that mean something else in a URI, a path or
+/// a command line.
 ///
 /// # Errors
 /// [`MapError::Invalid`].
 pub fn check_plain_name(name: &str) -> Result<(), ClientError> {
-    match name.starts_with(TRASH) {
-        true => {
-            Err(MapError::Invalid(format!("{name}: names that begin with `{TRASH}` are the trash's")).into())
-        }
-        false if name.contains('@') => {
-            Err(MapError::Invalid(format!("{name}: IMAGE@SNAPSHOT is the name of a snapshot")).into())
-        }
-        false => Ok(()),
-    }
+    let reason = if name.starts_with(TRASH) {
+        format!("names that begin with `{TRASH}` are the trash's")
+    } else if name.contains('@') {
+        "IMAGE@SNAPSHOT is the name of a snapshot".to_string()
+    } else if name.starts_with('-') || [".", ".."].contains(&name) {
+        "a name neither begins with `-` nor is `.` or `..`".to_string()
+    } else if name.contains(|c: char| c.is_control() || "?#%\\".contains(c)) {
+        "a name has no control characters, and none of `?`, `#`, `%` and `\\`".to_string()
+    } else {
+        return Ok(());
+    };
+    Err(MapError::Invalid(format!("{name:?}: {reason}")).into())
 }
 
 /// An image that is in the trash, by the name that it had.
@@ -168,4 +182,34 @@ pub fn trashed_image(
         return Err(ClientError::SeveralTrashed { pool: pool.to_string(), image: name.to_string(), volumes });
     }
     entry.ok_or_else(|| MapError::Missing(format!("image {pool}/{name} in the trash")).into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_image_whose_maker_ended_is_in_the_trash() {
+        let image = ImageEntry::new(uuid::Uuid::from_u128(1), 7, 1 << 20);
+        let entry = |name: &str, image: &ImageEntry| trash_entry("pool".into(), name.into(), image.clone());
+        assert_eq!(entry("vol", &image), None);
+        let found = entry("trash.clone.ab", &image).unwrap();
+        let unfinished = TrashedImage { name: "clone.ab (unfinished)".to_string(), until: 0 };
+        assert_eq!((found.trashed, found.image), (unfinished, image.clone()));
+        let trashed = TrashedImage { name: "vol".to_string(), until: 5 };
+        let image = ImageEntry { trashed: Some(trashed.clone()), ..image };
+        assert_eq!(entry("trash.7", &image).unwrap().trashed, trashed);
+    }
+
+    #[test]
+    fn a_name_is_a_word_of_a_command_line_and_a_part_of_a_uri() {
+        for name in ["vol", "a.b", "my disk", "äöü", "...", "x-y_z:1"] {
+            assert!(check_plain_name(name).is_ok(), "{name}");
+        }
+        for name in
+            ["trash.1", "a@b", "-x", "--force", ".", "..", "a?b", "a#b", "a%20", "a\\b", "a\tb", "\u{7f}"]
+        {
+            assert!(check_plain_name(name).is_err(), "{name}");
+        }
+    }
 }
