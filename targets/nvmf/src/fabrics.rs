@@ -264,9 +264,10 @@ impl<L: FabricsLink> FabricsQueue<L> {
     }
 
     /// Whether a queue that drains may close, as far as its role is concerned. The admin queue closes last: a
-    /// host that sees it close gives up its I/O queues.
+    /// host that sees it close gives up its I/O queues. One that cannot authenticate is to give them up.
     pub(crate) fn may_close(&self) -> bool {
         match &self.role {
+            ConnectionRole::Admin(_) if self.has_failed_authentication() => true,
             ConnectionRole::Admin(controller) => controller.association().queues().is_empty(),
             _ => true,
         }

@@ -89,6 +89,30 @@ def authentication(bench):
     connects("")
 
 
+@case("reauthentication-wrong", on=("ringbolt",), machine=IOMMUFD, provokes=REJECTED, seconds=30)
+def reauthentication_wrong(bench):
+    """A connected host that authenticates anew with a wrong key loses its connections, and has them again with the
+    right one."""
+    need_authentication(bench)
+    subsystem = Subsystem("secret", [Namespace(mib=16)], hosts=[])
+    target = bench.serve(subsystem)
+    host = f"nqn.2014-08.org.nvmexpress:uuid:{uuid.uuid4()}"
+    right, wrong = secret(1), secret(1)
+    add_key(bench, "right", right)
+    target.rpc("nvmf_subsystem_add_host", nqn=subsystem.nqn, host=host, dhchap_key="right")
+    identity = f"--hostnqn={host} --hostid={uuid.uuid4()} --nr-io-queues=2 --reconnect-delay=2 --dhchap-secret={right}"
+    controller = bench.connect(subsystem, identity)
+    device = bench.block(subsystem)
+    bench.write_random(device, "kept", 0, MIB, "64k")
+    state = f"/sys/class/nvme/{controller}"
+    bench.guest.check(f"echo '{wrong}' > {state}/dhchap_secret")
+    bench.guest.until(f"[ $(cat {state}/state) != live ]")
+    bench.guest.check(f"echo '{right}' > {state}/dhchap_secret")
+    bench.guest.until(f"[ $(cat {state}/state) = live ]")
+    bench.compare(device, "kept", 0, MIB, "64k")
+    bench.disconnect(subsystem)
+
+
 @case("authentication-initiator", on=("nvmet",), machine=IOMMUFD, provokes=REJECTED, seconds=20)
 def authentication_initiator(bench):
     """Our initiator authenticates to the kernel's target, one way and mutually; wrong keys are rejected."""

@@ -81,6 +81,21 @@ impl<L: FabricsLink> FabricsQueue<L> {
         self.authentication.as_ref().is_none_or(|authentication| authentication.is_done)
     }
 
+    /// Whether the host has not authenticated yet. Until then it may send one command at a time. One that has, and
+    /// fails when it authenticates anew, has Asynchronous Event Requests that never end.
+    pub(crate) fn is_logging_in(&self) -> bool {
+        self.authentication
+            .as_ref()
+            .is_some_and(|one| !one.is_done && matches!(one.exchange.status(), AuthStatus::Pending))
+    }
+
+    /// Whether an authentication of the host has failed, and it was told why.
+    pub(crate) fn has_failed_authentication(&self) -> bool {
+        self.authentication
+            .as_ref()
+            .is_some_and(|one| matches!(one.exchange.status(), AuthStatus::Failed(..)))
+    }
+
     /// What follows Connect: the host has to authenticate, or has logged in.
     pub(crate) fn begin_authentication(
         &mut self,

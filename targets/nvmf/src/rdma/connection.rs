@@ -140,9 +140,7 @@ impl RdmaConnection {
                 return Ok(Stopped::TurnIsOver);
             }
             let is_quiesced = self.fabrics.draining || self.has_drain_guards();
-            let waits_for_authentication = self.fabrics.authentication.is_some()
-                && !self.fabrics.is_authenticated()
-                && !self.fabrics.queue.is_idle();
+            let waits_for_authentication = self.fabrics.is_logging_in() && !self.fabrics.queue.is_idle();
             if is_quiesced || waits_for_authentication || self.fabrics.queue.free_slots() == 0 {
                 return Ok(Stopped::Blocked);
             }

@@ -171,10 +171,7 @@ impl<'b> PduHandler<'_, 'b> {
         if u64::from(sqe.data.length()) > TURN_COMMAND_BYTES {
             self.count_data(sqe.data.length());
         }
-        if self.state.fabrics.authentication.is_some()
-            && !self.state.fabrics.is_authenticated()
-            && !self.state.fabrics.queue.is_idle()
-        {
+        if self.state.fabrics.is_logging_in() && !self.state.fabrics.queue.is_idle() {
             return Ok(DataPlacement::Wait);
         }
         self.state.fabrics.link.responses.consume_sq_entry();
