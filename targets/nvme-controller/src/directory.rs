@@ -10,6 +10,7 @@ use wire_nvme::fabrics::Nqn;
 use wire_nvme::log::NotificationType;
 
 use crate::Subsystem;
+use crate::generated_keys::GeneratedKeys;
 use crate::reservation::{HostId, ReservationNotifier, ReservationNotifiers};
 use crate::subsystem::NamespaceIdentity;
 
@@ -22,6 +23,7 @@ use crate::subsystem::NamespaceIdentity;
 pub struct ControllerDirectory {
     subsystems: Mutex<HashMap<Nqn, Controllers>>,
     notifiers: Arc<ReservationNotifiers>,
+    pub(crate) generated_keys: Mutex<GeneratedKeys>,
 }
 
 #[derive(Debug, Default)]
@@ -46,6 +48,8 @@ pub struct ControllerAssociation {
     hostnqn: Nqn,
     // Of the listener through which the host connected.
     portid: u16,
+    // The host connects anew, with TLS, once it has generated a key for that.
+    concatenates: bool,
     identity: Mutex<HostIdentity>,
     notifications: Mutex<NotificationQueue>,
     // Both change only under the lock of `queues`, so that no queue is added to a controller
@@ -62,6 +66,8 @@ pub struct ControllerAssociation {
     retry_delay: AtomicBool,
     // An NVM Subsystem Reset was initiated, and the controller is not reset yet.
     subsystem_reset: AtomicBool,
+    // The identity of the generated key with which its queues use TLS.
+    pub(crate) generated_identity: Mutex<Option<String>>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -100,6 +106,8 @@ pub(crate) struct ControllerRequest<'a> {
     pub(crate) portid: u16,
     /// The host may have no other controller of the subsystem on this listener.
     pub(crate) exclusive: bool,
+    /// The controller is for secure channel concatenation alone, and does not count as one of the host.
+    pub(crate) concatenates: bool,
 }
 
 /// Why an I/O queue identifier cannot be leased.
@@ -128,12 +136,14 @@ impl ControllerDirectory {
         subsystem: &Subsystem,
         request: ControllerRequest<'_>,
     ) -> Option<Arc<ControllerAssociation>> {
-        let ControllerRequest { hostnqn, host_id, extended, io_queues_max, portid, exclusive } = request;
+        let ControllerRequest { hostnqn, host_id, extended, io_queues_max, portid, exclusive, concatenates } =
+            request;
         let mut subsystems = sync::lock(&self.subsystems);
         let controllers = subsystems.entry(subsystem.nqn.clone()).or_default();
         controllers.subsystem_deleted = false;
         let is_duplicate = |other: &Arc<ControllerAssociation>| {
-            other.portid == portid && other.host_id() == host_id && other.is_alive()
+            let is_of_host = other.portid == portid && other.host_id() == host_id;
+            is_of_host && !other.concatenates && other.is_alive()
         };
         if exclusive && controllers.by_cntlid.values().any(is_duplicate) {
             return None;
@@ -147,6 +157,7 @@ impl ControllerDirectory {
             cntlid,
             hostnqn: hostnqn.clone(),
             portid,
+            concatenates,
             identity: Mutex::new(HostIdentity { host_id, extended }),
             notifications: Mutex::default(),
             alive: AtomicBool::new(true),
@@ -157,6 +168,7 @@ impl ControllerDirectory {
             extended_formats: AtomicBool::new(false),
             retry_delay: AtomicBool::new(false),
             subsystem_reset: AtomicBool::new(false),
+            generated_identity: Mutex::default(),
         });
         controllers.by_cntlid.insert(cntlid, association.clone());
         controllers.next = if cntlid == high { low } else { cntlid + 1 };
@@ -199,6 +211,7 @@ impl ControllerDirectory {
             association.alive.store(false, Ordering::Release);
             association.enabled.store(false, Ordering::Release);
         }
+        self.drop_generated_key(association);
         let mut subsystems = sync::lock(&self.subsystems);
         if let Some(controllers) = subsystems.get_mut(&association.subnqn) {
             let is_same = controllers

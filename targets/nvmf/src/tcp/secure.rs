@@ -1,13 +1,15 @@
 //! TLS of connections: the keys, and the handshake before the first PDU.
 
+use std::io::{IoSlice, IoSliceMut};
 use std::sync::Arc;
 
 use nvme_auth::{AuthHash, TlsDerivation, TlsPsk};
-use nvme_controller::SecureChannel;
+use nvme_controller::{ControllerDirectory, SecureChannel};
 use nvme_tcp::receive_pdus;
-use sockets::{ByteStream, FlushStatus, HandshakeStatus, StreamLayer};
+use sockets::{ByteStream, FlushStatus, HandshakeStatus, StreamLayer, TransferResult};
 use target_shell::{CloseReason, MoreToRead};
 use tls::{Psk, PskHash, PskSource, ServerCredentials, TlsFailure, TlsLayer};
+use wire_nvme::tcp::PduType;
 
 use super::connection::NvmfConnection;
 use super::handler::PduHandler;
@@ -15,15 +17,33 @@ use super::link::SendingData;
 use super::protocol::{TcpContext, TcpError};
 use crate::snapshot::ConfigSnapshot;
 
-/// The keys of a configuration: those of a connection's handshake, as the hosts were when it was accepted.
-/// Connect asks whether the host still has one.
-impl PskSource for ConfigSnapshot {
+/// The keys of a connection's handshake: those of the configuration, as the hosts were when it was accepted, and
+/// those that authentications have generated. Connect asks whether the host still has one.
+pub(super) struct ConnectionKeys {
+    pub(super) config: Arc<ConfigSnapshot>,
+    pub(super) directory: Arc<ControllerDirectory>,
+    /// When it was accepted.
+    pub(super) accepted_ns: u64,
+}
+
+impl PskSource for ConnectionKeys {
     fn find(&self, identity: &str) -> Option<Psk> {
-        psk_of(self.tls_psk(identity)?)
+        if let Some(psk) = self.config.tls_psk(identity) {
+            return psk_of(psk);
+        }
+        psk_of(&self.directory.generated_key(identity, self.accepted_ns)?)
     }
 }
 
 impl ConfigSnapshot {
+    /// Whether a host may use secure channel concatenation at a port.
+    fn concatenates_at(&self, portid: u16) -> bool {
+        self.subsystems.values().any(|subsystem| {
+            subsystem.listens_on(portid)
+                && subsystem.host_keys.keys().any(|host| subsystem.concatenates(host))
+        })
+    }
+
     fn tls_psk(&self, identity: &str) -> Option<&TlsPsk> {
         let channel = SecureChannel::of_identity(identity)?;
         let subsystem = self.subsystems.get(&channel.subnqn)?;
@@ -41,6 +61,40 @@ fn psk_of(psk: &TlsPsk) -> Option<Psk> {
     Psk::new(psk.identity.clone(), psk.key.clone(), hash)
 }
 
+/// What a connection at an address with TLS begins with.
+enum First {
+    Nothing,
+    Tls,
+    /// A PDU, whose first byte it is.
+    Plain(u8),
+}
+
+/// A stream whose first byte was received already.
+struct AfterFirst<'a, S> {
+    first: Option<u8>,
+    below: &'a mut S,
+}
+
+impl<S: ByteStream> ByteStream for AfterFirst<'_, S> {
+    fn receive(&mut self, parts: &mut [IoSliceMut<'_>]) -> TransferResult {
+        let into = parts.iter_mut().find_map(|part| part.first_mut());
+        match (self.first.take(), into) {
+            (Some(first), Some(into)) => {
+                *into = first;
+                TransferResult::Bytes(1)
+            }
+            (first, _) => {
+                self.first = first;
+                self.below.receive(parts)
+            }
+        }
+    }
+
+    fn send(&mut self, parts: &[IoSlice<'_>]) -> TransferResult {
+        self.below.send(parts)
+    }
+}
+
 impl NvmfConnection {
     /// Continues the handshake; afterwards receives and processes PDUs, as a connection without TLS does.
     #[cold]
@@ -50,6 +104,13 @@ impl NvmfConnection {
         scratch: &mut [u8],
         context: &mut TcpContext<'_>,
     ) -> Result<MoreToRead, CloseReason<TcpError>> {
+        if self.tls.as_ref().is_some_and(|tls| !tls.has_begun()) {
+            match self.receive_first(stream)? {
+                First::Nothing => return Ok(MoreToRead::No),
+                First::Tls => {}
+                First::Plain(byte) => return self.receive_plain(byte, stream, scratch, context),
+            }
+        }
         let NvmfConnection { receiver, state, tls } = self;
         let Some(tls) = tls else { return Ok(MoreToRead::No) };
         if !tls.is_established() {
@@ -89,6 +150,46 @@ impl NvmfConnection {
         }
     }
 
+    /// The first byte, which says whether the host begins TLS.
+    fn receive_first<S: ByteStream>(&mut self, stream: &mut S) -> Result<First, CloseReason<TcpError>> {
+        let mut first = [0];
+        match stream.receive(&mut [IoSliceMut::new(&mut first)]) {
+            TransferResult::Bytes(0) | TransferResult::Blocked => return Ok(First::Nothing),
+            TransferResult::Bytes(_) => {}
+            TransferResult::Closed => return Err(CloseReason::Protocol(TcpError::TlsClosed)),
+            TransferResult::Failed(kind) => return Err(CloseReason::Network(kind)),
+        }
+        if first[0] == PduType::IcReq as u8 {
+            return Ok(First::Plain(first[0]));
+        }
+        let put = self.tls.as_mut().map_or(Ok(()), |tls| tls.put_received(&first));
+        put.map_err(|error| CloseReason::Protocol(TcpError::Tls(error.0)))?;
+        Ok(First::Tls)
+    }
+
+    /// A host that begins without TLS: it may do so where hosts make their keys by secure channel concatenation.
+    fn receive_plain<S: ByteStream>(
+        &mut self,
+        first: u8,
+        stream: &mut S,
+        scratch: &mut [u8],
+        context: &mut TcpContext<'_>,
+    ) -> Result<MoreToRead, CloseReason<TcpError>> {
+        if !context.config.concatenates_at(self.state.fabrics.port.portid) {
+            return Err(CloseReason::Protocol(TcpError::Tls(TlsFailure::NotTls)));
+        }
+        self.tls = None;
+        let mut stream = AfterFirst { first: Some(first), below: stream };
+        let pumped = receive_pdus(
+            &mut self.receiver,
+            &mut PduHandler::new(&mut self.state, context),
+            &mut stream,
+            scratch,
+        );
+        // The stream may have more than the one byte.
+        self.after(pumped).map(|_| MoreToRead::Yes)
+    }
+
     /// Sends queued PDUs, and records that the stream has not taken yet.
     #[cold]
     pub(super) fn flush_secure<S: ByteStream>(
@@ -108,8 +209,8 @@ impl NvmfConnection {
     }
 
     /// A connection whose first bytes are those of TLS, with the keys of this configuration.
-    pub(super) fn secured(mut self, keys: Arc<ConfigSnapshot>) -> NvmfConnection {
-        self.tls = Some(Box::new(TlsLayer::server(ServerCredentials::of_keys(keys))));
+    pub(super) fn secured(mut self, keys: ConnectionKeys) -> NvmfConnection {
+        self.tls = Some(Box::new(TlsLayer::server(ServerCredentials::of_keys(Arc::new(keys)))));
         self
     }
 
