@@ -29,6 +29,7 @@ mod server;
 mod spdk;
 mod stacked;
 mod store;
+mod tls;
 mod ublk;
 mod vhost;
 

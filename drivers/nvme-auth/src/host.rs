@@ -71,8 +71,8 @@ pub struct HostAuth {
 
 enum State {
     Challenge,
-    /// The function's length, and the response that the controller has to give.
-    Success1(AuthHash, Option<HashValue>),
+    /// The function's length, the response that the controller has to give, and the generated PSK.
+    Success1(AuthHash, Option<HashValue>, Option<Box<TlsPsk>>),
     Ended,
 }
 
@@ -132,10 +132,10 @@ impl HostAuth {
                 Some(AuthBody::Challenge(challenge)) => self.challenge(&challenge, nonces),
                 _ => Err(AuthFailure::IncorrectPayload),
             },
-            (Some(AuthMessageKind::Success1), State::Success1(hash, expected)) => {
+            (Some(AuthMessageKind::Success1), State::Success1(hash, expected, psk)) => {
                 match decoded.map(|one| one.body) {
                     Some(AuthBody::Success1(length, response)) if usize::from(length) == hash.bytes() => {
-                        return self.success(response, expected);
+                        return self.success(response, expected, psk);
                     }
                     _ => Err(AuthFailure::IncorrectPayload),
                 }
@@ -184,11 +184,14 @@ impl HostAuth {
             }
             own = Some(value);
         }
-        if let Some(own) = own.as_ref().filter(|_| concatenation != Concatenation::None) {
-            let psk = generate(hash, shared, [challenge, own], &self.parties);
-            self.generated = Some(psk.ok_or(AuthFailure::ConcatenationMismatch)?);
-        }
-        self.state = State::Success1(hash, expected);
+        let psk = match own.as_ref().filter(|_| concatenation != Concatenation::None) {
+            Some(own) => {
+                let psk = generate(hash, shared, [challenge, own], &self.parties);
+                Some(Box::new(psk.ok_or(AuthFailure::ConcatenationMismatch)?))
+            }
+            None => None,
+        };
+        self.state = State::Success1(hash, expected, psk);
         let body = AuthBody::Reply(AuthReply {
             sequence: own_sequence,
             response: &response,
@@ -198,13 +201,23 @@ impl HostAuth {
         Ok(HostAction::Send(AuthMessage { transaction, body }.encode()))
     }
 
-    fn success(&mut self, response: Option<&[u8]>, expected: Option<HashValue>) -> HostAction {
-        let Some(expected) = expected else { return HostAction::Authenticated };
-        if !response.is_some_and(|response| is_equal(response, &expected)) {
-            self.generated = None;
+    fn success(
+        &mut self,
+        response: Option<&[u8]>,
+        expected: Option<HashValue>,
+        psk: Option<Box<TlsPsk>>,
+    ) -> HostAction {
+        let is_mutual = expected.is_some();
+        if expected.is_some_and(|expected| !response.is_some_and(|response| is_equal(response, &expected))) {
             return self.fail(HostAuthError::ControllerNotProven, AuthFailure::Failed);
         }
-        let message = AuthMessage { transaction: self.transaction, body: AuthBody::Success2 };
-        HostAction::SendLast(message.encode())
+        self.generated = psk.map(|psk| *psk);
+        match is_mutual {
+            false => HostAction::Authenticated,
+            true => {
+                let message = AuthMessage { transaction: self.transaction, body: AuthBody::Success2 };
+                HostAction::SendLast(message.encode())
+            }
+        }
     }
 }

@@ -77,15 +77,16 @@ fn tls_psk(
     purpose: QueuePurpose,
     options: &Options,
 ) -> Result<Option<TlsPsk>, NvmeOpenError> {
-    match (&remote.generated, &options.tls) {
-        (Some(_), Some(_)) => {
+    match (&options.tls, &remote.generated) {
+        (Some(_), _) if options.concat => {
             Err(NvmeOpenError::InvalidArgument("secure channel concatenation needs no psk: it generates one"))
         }
-        (Some(generated), None) => Ok(Some(sync::lock(&generated.0).clone())),
-        (None, _) if options.concat && purpose != QueuePurpose::Admin => {
+        (Some(tls), _) => configured_psk(tls, remote, options).map(Some),
+        (None, Some(generated)) => Ok(Some(sync::lock(&generated.0).clone())),
+        // Without TLS a host with concatenation only generates the key.
+        (None, None) if options.concat && purpose != QueuePurpose::Admin => {
             Err(NvmeOpenError::InvalidArgument("no key of TLS has been generated yet"))
         }
-        (None, Some(tls)) => configured_psk(tls, remote, options).map(Some),
         (None, None) => Ok(None),
     }
 }

@@ -105,7 +105,7 @@ impl NvmfConnection {
         context: &mut TcpContext<'_>,
     ) -> Result<MoreToRead, CloseReason<TcpError>> {
         if self.tls.as_ref().is_some_and(|tls| !tls.has_begun()) {
-            match self.receive_first(stream)? {
+            match self.receive_first(stream, scratch)? {
                 First::Nothing => return Ok(MoreToRead::No),
                 First::Tls => {}
                 First::Plain(byte) => return self.receive_plain(byte, stream, scratch, context),
@@ -151,7 +151,11 @@ impl NvmfConnection {
     }
 
     /// The first byte, which says whether the host begins TLS.
-    fn receive_first<S: ByteStream>(&mut self, stream: &mut S) -> Result<First, CloseReason<TcpError>> {
+    fn receive_first<S: ByteStream>(
+        &mut self,
+        stream: &mut S,
+        scratch: &mut [u8],
+    ) -> Result<First, CloseReason<TcpError>> {
         let mut first = [0];
         match stream.receive(&mut [IoSliceMut::new(&mut first)]) {
             TransferResult::Bytes(0) | TransferResult::Blocked => return Ok(First::Nothing),
@@ -163,7 +167,10 @@ impl NvmfConnection {
             return Ok(First::Plain(first[0]));
         }
         let put = self.tls.as_mut().map_or(Ok(()), |tls| tls.put_received(&first));
-        put.map_err(|error| CloseReason::Protocol(TcpError::Tls(error.0)))?;
+        put.map_err(|error| {
+            discard(stream, scratch);
+            CloseReason::Protocol(TcpError::Tls(error.0))
+        })?;
         Ok(First::Tls)
     }
 
@@ -176,6 +183,7 @@ impl NvmfConnection {
         context: &mut TcpContext<'_>,
     ) -> Result<MoreToRead, CloseReason<TcpError>> {
         if !context.config.concatenates_at(self.state.fabrics.port.portid) {
+            discard(stream, scratch);
             return Err(CloseReason::Protocol(TcpError::Tls(TlsFailure::NotTls)));
         }
         self.tls = None;
@@ -223,6 +231,11 @@ impl NvmfConnection {
     pub(super) fn has_unsent_records(&self) -> bool {
         self.tls.as_ref().is_some_and(|tls| tls.has_unsent())
     }
+}
+
+/// Receives what the peer has sent: a connection that is closed before is reset, and the peer sees no end.
+fn discard<S: ByteStream>(stream: &mut S, scratch: &mut [u8]) {
+    let _ = stream.receive(&mut [IoSliceMut::new(scratch)]);
 }
 
 /// The step and the identity; the shell logs the peer and the step where it closes the connection.
