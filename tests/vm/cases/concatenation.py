@@ -7,7 +7,7 @@ from harness.targets import MIB, Namespace, Subsystem, free_port
 
 from .authentication import REJECTED, add_key, secret
 from .machines import NEWEST_TLS
-from .tls import clear_keys, start_tlshd
+from .tls import KEYRING, clear_keys, start_tlshd
 
 
 @case("concatenation", on=("ringbolt",), machine=NEWEST_TLS, provokes=f"reconnect|{REJECTED}", seconds=60)
@@ -102,8 +102,10 @@ def concatenation(bench):
 
 @case("concatenation-initiator", on=("nvmet",), machine=NEWEST_TLS, provokes=REJECTED, seconds=30)
 def concatenation_initiator(bench):
-    """Our initiator makes a key of TLS by authenticating to the kernel's target, one way and mutually, and uses it;
-    wrong keys are rejected."""
+    """Our initiator makes a key of TLS by authenticating to the kernel's target, and uses it; wrong keys are rejected.
+
+    Not mutually: the kernel's target forgets its challenge before it makes the key then (nvmet_auth_insert_psk fails).
+    """
     guest = bench.guest
     if "concat" not in guest.check("cat /dev/nvme-fabrics"):
         bench.skip("the guest's kernel has no secure channel concatenation")
@@ -137,12 +139,11 @@ def concatenation_initiator(bench):
     assert rpc("bdev_nvme_set_options dhchap_digests='[\"sha256\"]'").rc == 0
     for options in ("dhchap_key=other concat=true", "dhchap_key=host dhchap_ctrlr_key=other concat=true"):
         assert attach(options).rc != 0, f"attached with {options}"
-    for options in ("dhchap_key=host", "dhchap_key=host dhchap_ctrlr_key=controller"):
-        attached = attach(f"{options} concat=true")
-        assert attached.rc == 0 and "nn1" in attached.out, f"{options}: {attached.out}"
-        keyring = guest.check("cat /proc/keys")
-        assert "NVMe1G01" in keyring, keyring
-        assert rpc("bdev_nvme_detach_controller name=n").rc == 0
+    attached = attach("dhchap_key=host concat=true")
+    assert attached.rc == 0 and "nn1" in attached.out, attached.out
+    keyring = guest.check(f"for key in $(keyctl rlist {KEYRING}); do keyctl rdescribe $key; done")
+    assert f"NVMe1G01 {host} {subsystem.nqn} " in keyring, keyring
+    assert rpc("bdev_nvme_detach_controller name=n").rc == 0
     guest.check("killall ringbolt")
     serve.wait(timeout=30)
     clear_keys(guest)
