@@ -29,7 +29,6 @@ mod server;
 mod spdk;
 mod stacked;
 mod store;
-mod tls;
 mod ublk;
 mod vhost;
 

@@ -3,7 +3,7 @@
 use wire_nvme::auth::{AuthFailure, AuthHash, AuthProtocol, Concatenation, DhGroup};
 use zeroize::Zeroizing;
 
-use crate::hash::{digest, hmac};
+use crate::hash::{digest, hmac, is_hash_of_tls};
 use crate::options::AuthOptions;
 use crate::response::AuthParties;
 use crate::tls_key::TlsPsk;
@@ -34,11 +34,6 @@ impl ConcatenationRule {
         let asked = Concatenation::from_wire(sc_c).filter(|asked| accepted.contains(asked));
         asked.ok_or(AuthFailure::ConcatenationMismatch)
     }
-}
-
-/// Whether a hash function can be that of a PSK: those of the cipher suites alone (TCP 1.0, section 3.6.1.2).
-pub(crate) fn is_hash_of_tls(hash: AuthHash) -> bool {
-    hash != AuthHash::Sha512
 }
 
 impl AuthOptions {

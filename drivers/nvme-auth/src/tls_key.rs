@@ -7,8 +7,7 @@ use secret::Secret;
 use wire_nvme::auth::AuthHash;
 use zeroize::Zeroizing;
 
-use crate::concatenation::is_hash_of_tls;
-use crate::hash::{HashValue, hmac};
+use crate::hash::{HashValue, hmac, is_hash_of_tls};
 use crate::key::TEXT_MAX;
 use crate::nonces::{NoRandomness, Nonces, SystemNonces};
 

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use block_io::Status;
+use nvme_auth::TlsPsk;
 use wire_nvme::fabrics::Nqn;
 use wire_nvme::log::NotificationType;
 
@@ -23,7 +24,7 @@ use crate::subsystem::NamespaceIdentity;
 pub struct ControllerDirectory {
     subsystems: Mutex<HashMap<Nqn, Controllers>>,
     notifiers: Arc<ReservationNotifiers>,
-    pub(crate) generated_keys: Mutex<GeneratedKeys>,
+    generated_keys: Mutex<GeneratedKeys>,
 }
 
 #[derive(Debug, Default)]
@@ -67,7 +68,7 @@ pub struct ControllerAssociation {
     // An NVM Subsystem Reset was initiated, and the controller is not reset yet.
     subsystem_reset: AtomicBool,
     // The identity of the generated key with which its queues use TLS.
-    pub(crate) generated_identity: Mutex<Option<String>>,
+    generated_identity: Mutex<Option<String>>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -247,6 +248,61 @@ impl ControllerDirectory {
     }
 }
 
+/// Keys of TLS that hosts have generated. Where both are locked, the keys are locked before the identity.
+impl ControllerDirectory {
+    /// Adds a key that the host of this association, whose connection has no TLS, has generated. Until
+    /// `until_ns` it can connect an admin queue with it.
+    pub fn add_generated_key(
+        &self,
+        association: &ControllerAssociation,
+        psk: TlsPsk,
+        now_ns: u64,
+        until_ns: u64,
+    ) {
+        let mut keys = sync::lock(&self.generated_keys);
+        keys.add_unused(&association.hostnqn, &association.subnqn, psk, now_ns, until_ns);
+    }
+
+    /// Replaces the key of an association with one that its host has generated through it. Queues that are
+    /// connected stay so.
+    pub fn replace_generated_key(&self, association: &ControllerAssociation, psk: TlsPsk) {
+        let mut keys = sync::lock(&self.generated_keys);
+        let replaced = sync::lock(&association.generated_identity).replace(psk.identity.clone());
+        if let Some(replaced) = replaced {
+            keys.remove(&replaced);
+        }
+        keys.add_used(&association.hostnqn, &association.subnqn, psk);
+    }
+
+    /// The key with an identity, for a handshake that begins at `now_ns`.
+    pub fn generated_key(&self, identity: &str, now_ns: u64) -> Option<TlsPsk> {
+        sync::lock(&self.generated_keys).find(identity, now_ns)
+    }
+
+    /// Number of generated keys that the target remembers.
+    pub fn generated_keys(&self) -> usize {
+        sync::lock(&self.generated_keys).len()
+    }
+
+    /// Makes a key that of an association, whose admin queue has been connected with it. Returns false if it
+    /// is that of another, or was dropped.
+    pub(crate) fn use_generated_key(&self, identity: &str, association: &ControllerAssociation) -> bool {
+        let is_unused = sync::lock(&self.generated_keys).begin_use(identity);
+        if is_unused {
+            *sync::lock(&association.generated_identity) = Some(identity.to_string());
+        }
+        is_unused
+    }
+
+    /// Drops the key of an association that ends.
+    fn drop_generated_key(&self, association: &ControllerAssociation) {
+        let mut keys = sync::lock(&self.generated_keys);
+        if let Some(identity) = sync::lock(&association.generated_identity).take() {
+            keys.remove(&identity);
+        }
+    }
+}
+
 impl ControllerAssociation {
     /// NQN of the subsystem.
     pub fn subnqn(&self) -> &Nqn {
@@ -261,6 +317,11 @@ impl ControllerAssociation {
     /// NQN of the host.
     pub fn hostnqn(&self) -> &Nqn {
         &self.hostnqn
+    }
+
+    /// The identity of the generated key with which its queues use TLS; `None` if it has none.
+    pub fn generated_identity(&self) -> Option<String> {
+        sync::lock(&self.generated_identity).clone()
     }
 
     /// Host identifier; a 64-bit one occupies the first eight bytes.

@@ -5,8 +5,6 @@ use std::collections::HashMap;
 use nvme_auth::TlsPsk;
 use wire_nvme::fabrics::Nqn;
 
-use crate::{ControllerAssociation, ControllerDirectory};
-
 /// Most keys of a host and a subsystem with which it has not connected yet: as many paths as can sensibly be
 /// connected at once. Another one drops the oldest.
 const UNUSED_MAX: usize = 16;
@@ -34,16 +32,46 @@ struct GeneratedKey {
 }
 
 impl GeneratedKeys {
-    fn drop_expired(&mut self, now_ns: u64) {
-        self.by_identity.retain(|_, key| key.unused_until_ns.is_none_or(|until_ns| now_ns < until_ns));
+    /// Adds a key that an admin queue has to use until `until_ns`.
+    pub(crate) fn add_unused(&mut self, host: &Nqn, subsystem: &Nqn, psk: TlsPsk, now_ns: u64, until_ns: u64) {
+        self.drop_expired(now_ns);
+        self.drop_oldest_of(host, subsystem);
+        self.add(host, subsystem, psk, Some(until_ns));
     }
 
-    fn add(&mut self, association: &ControllerAssociation, psk: TlsPsk, unused_until_ns: Option<u64>) {
-        let (hostnqn, subnqn) = (association.hostnqn().clone(), association.subnqn().clone());
+    /// Adds a key that an association uses.
+    pub(crate) fn add_used(&mut self, host: &Nqn, subsystem: &Nqn, psk: TlsPsk) {
+        self.add(host, subsystem, psk, None);
+    }
+
+    /// The key with an identity.
+    pub(crate) fn find(&mut self, identity: &str, now_ns: u64) -> Option<TlsPsk> {
+        self.drop_expired(now_ns);
+        self.by_identity.get(identity).map(|key| key.psk.clone())
+    }
+
+    /// Has an association use a key. Returns false if another one does, or it was dropped.
+    pub(crate) fn begin_use(&mut self, identity: &str) -> bool {
+        self.by_identity.get_mut(identity).is_some_and(|key| key.unused_until_ns.take().is_some())
+    }
+
+    pub(crate) fn remove(&mut self, identity: &str) {
+        self.by_identity.remove(identity);
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.by_identity.len()
+    }
+
+    fn add(&mut self, host: &Nqn, subsystem: &Nqn, psk: TlsPsk, unused_until_ns: Option<u64>) {
         self.added += 1;
-        let number = self.added;
+        let (hostnqn, subnqn, number) = (host.clone(), subsystem.clone(), self.added);
         let key = GeneratedKey { hostnqn, subnqn, number, unused_until_ns, psk };
         self.by_identity.insert(key.psk.identity.clone(), key);
+    }
+
+    fn drop_expired(&mut self, now_ns: u64) {
+        self.by_identity.retain(|_, key| key.unused_until_ns.is_none_or(|until_ns| now_ns < until_ns));
     }
 
     fn drop_oldest_of(&mut self, host: &Nqn, subsystem: &Nqn) {
@@ -55,72 +83,5 @@ impl GeneratedKeys {
         if let Some(identity) = oldest.map(|key| key.psk.identity.clone()) {
             self.by_identity.remove(&identity);
         }
-    }
-}
-
-impl ControllerDirectory {
-    /// Adds a key that the host of this association, whose connection has no TLS, has generated. Until
-    /// `until_ns` it can connect an admin queue with it.
-    pub fn add_generated_key(
-        &self,
-        association: &ControllerAssociation,
-        psk: TlsPsk,
-        now_ns: u64,
-        until_ns: u64,
-    ) {
-        let mut keys = sync::lock(&self.generated_keys);
-        keys.drop_expired(now_ns);
-        keys.drop_oldest_of(association.hostnqn(), association.subnqn());
-        keys.add(association, psk, Some(until_ns));
-    }
-
-    /// Replaces the key of an association with one that its host has generated through it. Queues that are
-    /// connected stay so.
-    pub fn replace_generated_key(&self, association: &ControllerAssociation, psk: TlsPsk) {
-        let mut keys = sync::lock(&self.generated_keys);
-        let replaced = sync::lock(&association.generated_identity).replace(psk.identity.clone());
-        if let Some(replaced) = replaced {
-            keys.by_identity.remove(&replaced);
-        }
-        keys.add(association, psk, None);
-    }
-
-    /// The key with an identity, for a handshake that begins at `now_ns`.
-    pub fn generated_key(&self, identity: &str, now_ns: u64) -> Option<TlsPsk> {
-        let mut keys = sync::lock(&self.generated_keys);
-        keys.drop_expired(now_ns);
-        keys.by_identity.get(identity).map(|key| key.psk.clone())
-    }
-
-    /// Number of generated keys that the target remembers.
-    pub fn generated_keys(&self) -> usize {
-        sync::lock(&self.generated_keys).by_identity.len()
-    }
-
-    /// Makes a key that of an association, whose admin queue has been connected with it. Returns false if it
-    /// is that of another, or was dropped.
-    pub(crate) fn use_generated_key(&self, identity: &str, association: &ControllerAssociation) -> bool {
-        let mut keys = sync::lock(&self.generated_keys);
-        let key = keys.by_identity.get_mut(identity);
-        let is_unused = key.is_some_and(|key| key.unused_until_ns.take().is_some());
-        if is_unused {
-            *sync::lock(&association.generated_identity) = Some(identity.to_string());
-        }
-        is_unused
-    }
-
-    /// Drops the key of an association that ends.
-    pub(crate) fn drop_generated_key(&self, association: &ControllerAssociation) {
-        let mut keys = sync::lock(&self.generated_keys);
-        if let Some(identity) = sync::lock(&association.generated_identity).take() {
-            keys.by_identity.remove(&identity);
-        }
-    }
-}
-
-impl ControllerAssociation {
-    /// The identity of the generated key with which its queues use TLS; `None` if it has none.
-    pub fn generated_identity(&self) -> Option<String> {
-        sync::lock(&self.generated_identity).clone()
     }
 }

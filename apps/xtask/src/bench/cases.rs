@@ -5,14 +5,13 @@ use anyhow::bail;
 use super::examples::Example;
 use super::fio::FioTarget;
 use super::instructions::CountedExample;
-use super::load::{self, BenchDevice, IoPattern, RemoteLoad};
+use super::load::{self, BenchDevice, IoPattern, RemoteLoad, TlsComparison};
 use super::server::TargetTransport;
 use super::stacked::StackedLayer;
 use super::store::{LoopCache, StoreFault};
-use super::tls::TlsComparison;
 use super::{
     RunContext, RunOutcome, attack, bare, fio, idle, instructions, iscsi, lvol, nbd, page, scale, scaling,
-    stacked, store, tls, ublk, vhost,
+    stacked, store, ublk, vhost,
 };
 
 /// A benchmark: its name, a description for `--list`, and what it runs.
@@ -641,7 +640,7 @@ impl Benchmark {
                 load::remote(context, &RemoteLoad { transport, device, pattern, idle, query: "" })
             }
             Bare(pattern, data_digest) => bare::compare(context, pattern, *data_digest),
-            BenchmarkKind::Tls(pattern, comparison) => tls::compare(context, pattern, *comparison),
+            BenchmarkKind::Tls(pattern, comparison) => load::compare_tls(context, pattern, *comparison),
             BenchmarkKind::Shared(scheduler) => load::shared(context, *scheduler),
             BenchmarkKind::Iscsi(device, depth) => iscsi::reads(context, *device, *depth),
             BenchmarkKind::IscsiTwoSessions => iscsi::two_sessions(context),

@@ -11,7 +11,7 @@ use wire_nvme::tcp::FatalError;
 
 use super::connection::NvmfConnection;
 use super::limits::TcpLimits;
-use super::secure::ConnectionKeys;
+use super::psks::ConnectionKeys;
 use super::secure_ports::SecurePorts;
 use crate::fabrics::{FabricsCore, FabricsProtocol, FabricsTimeout};
 use crate::queue_report::QueueReport;
