@@ -109,9 +109,11 @@ crate::parameters! {
     }
     only("the kernel decides about it") { enable_quickack: bool = false, enable_placement_id: u32 = 0 }
     only("what is sent without a copy has 32 KiB or more") { zerocopy_threshold: u32 = 0 }
-    only("TLS is 1.3, in user space, with keys of the connection's hosts and listeners") {
-        tls_version: u32 = 0,
+    only("OpenSSL encrypts in user space: kernel TLS needs a module, and saves a copy, not the cipher") {
         enable_ktls: bool = false,
+    }
+    only("TLS is 1.3, with keys of the connection's hosts and listeners") {
+        tls_version: u32 = 0,
         psk_key: String = String::new(),
         psk_identity: String = String::new(),
     }

@@ -1,13 +1,13 @@
 //! Messages of in-band authentication: the decoder, and both ends of an exchange. No message that a peer without the
-//! key makes up authenticates it.
+//! key makes up authenticates it, or generates a key of TLS.
 #![no_main]
 
 use std::cell::Cell;
 
 use libfuzzer_sys::fuzz_target;
 use nvme_auth::{
-    AuthHash, AuthKey, AuthKeys, AuthOptions, AuthParties, AuthStatus, ControllerAuth, DhGroup, HostAction,
-    HostAuth, NoRandomness, Nonces, TlsKey,
+    AuthHash, AuthKey, AuthKeys, AuthOptions, AuthParties, AuthStatus, Concatenation, ConcatenationRule,
+    ControllerAuth, DhGroup, HostAction, HostAuth, NoRandomness, Nonces, TlsKey,
 };
 use wire_nvme::auth::AuthMessage;
 
@@ -35,10 +35,17 @@ fn key(byte: u8) -> AuthKey {
 fuzz_target!(|input: &[u8]| {
     let keys = AuthKeys { host: key(1), controller: Some(key(2)) };
     let parties = AuthParties::new("nqn.2026-11.io.ringbolt:host", "nqn.2026-11.io.ringbolt:a");
-    let options = AuthOptions { groups: vec![DhGroup::Null], ..AuthOptions::default() };
+    // The group of secure channel concatenation takes a millisecond an exponentiation.
+    let (rule, asked, group) = match input.first().map(|first| first >> 6) {
+        Some(3) => (ConcatenationRule::Required, Concatenation::NewTlsPsk, DhGroup::Ffdhe2048),
+        Some(2) => (ConcatenationRule::Replaces, Concatenation::None, DhGroup::Null),
+        _ => (ConcatenationRule::Refused, Concatenation::None, DhGroup::Null),
+    };
+    let options = AuthOptions { groups: vec![group], ..AuthOptions::default() };
     let nonces = &mut Numbers(Cell::new(1));
-    let mut controller = ControllerAuth::new(keys.clone(), parties.clone(), options.clone());
-    let (mut host, negotiate) = HostAuth::new(keys, parties, &options, 7);
+    let controller = ControllerAuth::new(keys.clone(), parties.clone(), options.clone());
+    let mut controller = controller.with_concatenation(rule);
+    let (mut host, negotiate) = HostAuth::concatenating(keys, parties, &options, 7, asked);
     let mut rest = input;
     while let Some((&[kind, length], more)) = rest.split_first_chunk::<2>() {
         let length = usize::from(length).min(more.len());
@@ -58,6 +65,7 @@ fuzz_target!(|input: &[u8]| {
             }
         }
         assert_ne!(controller.status(), AuthStatus::Authenticated);
+        assert_eq!(controller.take_generated(), None);
     }
     let _ = std::str::from_utf8(input).map(AuthKey::parse);
     if let Ok(Ok(key)) = std::str::from_utf8(input).map(TlsKey::parse) {

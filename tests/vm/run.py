@@ -85,10 +85,8 @@ class Runner:
             image = self.image
             if selected_case.machine and selected_case.machine.vfio:
                 image = self.vfio_image = self.vfio_image or self.make_image(vfio=True)
-            if selected_case.machine and selected_case.machine.newest:
-                image = self.make_image(newest=True)
-            if selected_case.machine and selected_case.machine.tls:
-                image = self.make_image(tls=True)
+            elif selected_case.machine and (selected_case.machine.newest or selected_case.machine.tls):
+                image = self.make_image(newest=selected_case.machine.newest, tls=selected_case.machine.tls)
             self.folder = tempfile.mkdtemp(prefix="ringbolt-vm.", dir=self.options.tmp)
             self.guest = self.boot(image, selected_case.machine)
             seconds = f"{self.guest.boot_seconds:.1f} s ({self.guest.cpu_seconds():.1f} s of CPU time)"

@@ -2,14 +2,16 @@
 
 use wire_nvme::auth::{
     AuthBody, AuthChallenge, AuthFailure, AuthHash, AuthMessage, AuthMessageKind, AuthNegotiate, AuthReply,
-    DHCHAP, DhGroup, transaction_of,
+    Concatenation, DHCHAP, DhGroup, transaction_of,
 };
 
+use crate::concatenation::{ConcatenationRule, generate};
 use crate::group::DhSecret;
 use crate::key::AuthKeys;
 use crate::nonces::{NoRandomness, Nonces};
 use crate::options::AuthOptions;
 use crate::response::{AuthParties, Challenge, Responder, is_equal};
+use crate::tls_key::TlsPsk;
 
 /// Where an exchange is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,13 +43,18 @@ pub enum Received {
 /// by the next [`receive`](Self::receive), and then the exchange [has failed](AuthStatus::Failed). A host may begin anew
 /// when it is authenticated; it stays so until that exchange fails. An exchange takes at most 3 KiB, and two
 /// exponentiations in the selected group, which block: 1 ms in ffdhe2048, some 20 ms in ffdhe8192.
+///
+/// With secure channel concatenation it also generates a PSK of TLS, which
+/// [`take_generated`](Self::take_generated) returns when the host is authenticated.
 pub struct ControllerAuth {
     keys: AuthKeys,
     parties: AuthParties,
     options: AuthOptions,
+    concatenation: ConcatenationRule,
     transaction: u16,
     state: State,
     status: AuthStatus,
+    generated: Option<TlsPsk>,
 }
 
 enum State {
@@ -57,10 +64,11 @@ enum State {
     Challenge(Box<Pending>, Vec<u8>),
     /// The challenge was sent.
     Reply(Box<Pending>),
-    /// The reply was right: Success1 is due. The host has challenged the controller, or not.
-    Success1(Vec<u8>, bool),
+    /// The reply was right: Success1 is due. The host has challenged the controller, or not. The PSK is that of
+    /// secure channel concatenation.
+    Success1(Vec<u8>, bool, Option<Box<TlsPsk>>),
     /// The host verifies the controller's response.
-    Success2,
+    Success2(Option<Box<TlsPsk>>),
     /// AUTH_Failure1 is due.
     Failure1(AuthMessageKind, AuthFailure),
     Failed,
@@ -72,6 +80,7 @@ struct Pending {
     challenge: Vec<u8>,
     sequence: u32,
     dh: DhSecret,
+    concatenation: Concatenation,
 }
 
 impl From<NoRandomness> for AuthFailure {
@@ -84,7 +93,32 @@ impl ControllerAuth {
     /// An exchange that the host has not begun.
     pub fn new(keys: AuthKeys, parties: AuthParties, options: AuthOptions) -> ControllerAuth {
         let (state, status) = (State::Idle, AuthStatus::Pending);
-        ControllerAuth { keys, parties, options, transaction: 0, state, status }
+        let concatenation = ConcatenationRule::default();
+        ControllerAuth {
+            keys,
+            parties,
+            options,
+            concatenation,
+            transaction: 0,
+            state,
+            status,
+            generated: None,
+        }
+    }
+
+    /// With another rule for secure channel concatenation than to refuse it.
+    pub fn with_concatenation(self, concatenation: ConcatenationRule) -> ControllerAuth {
+        ControllerAuth { concatenation, ..self }
+    }
+
+    /// The rule.
+    pub fn concatenation(&self) -> ConcatenationRule {
+        self.concatenation
+    }
+
+    /// The PSK that the last exchange generated, once.
+    pub fn take_generated(&mut self) -> Option<TlsPsk> {
+        self.generated.take()
     }
 
     /// Where it is.
@@ -103,8 +137,7 @@ impl ControllerAuth {
             (Some(AuthMessageKind::Reply), State::Reply(pending)) => Some(pending.dh.group()),
             (Some(AuthMessageKind::Negotiate), State::Idle) => match AuthMessage::decode(message) {
                 Ok(AuthMessage { body: AuthBody::Negotiate(negotiate), .. }) => {
-                    let protocol = negotiate.protocols.iter().find(|protocol| protocol.id == DHCHAP);
-                    protocol.and_then(|protocol| self.options.select_group(&protocol.groups))
+                    self.select(&negotiate).ok().map(|(_, group, _)| group)
                 }
                 _ => None,
             },
@@ -143,9 +176,9 @@ impl ControllerAuth {
                 Ok(state) => state,
                 Err(reason) => State::Failure1(AuthMessageKind::Reply, reason),
             },
-            (Some(AuthMessageKind::Success2), State::Success2) => match self.decode(message) {
+            (Some(AuthMessageKind::Success2), State::Success2(psk)) => match self.decode(message) {
                 Ok(AuthBody::Success2) => {
-                    self.status = AuthStatus::Authenticated;
+                    self.succeed(psk);
                     State::Idle
                 }
                 Ok(_) => State::Failure1(AuthMessageKind::Success2, AuthFailure::IncorrectMessage),
@@ -174,7 +207,7 @@ impl ControllerAuth {
     /// The message for a host that takes `bytes_max` bytes.
     pub fn receive(&mut self, bytes_max: usize) -> Received {
         let length = match &self.state {
-            State::Challenge(_, message) | State::Success1(message, _) => message.len(),
+            State::Challenge(_, message) | State::Success1(message, ..) => message.len(),
             State::Failure1(..) => 8,
             _ => return Received::NotExpected,
         };
@@ -183,9 +216,9 @@ impl ControllerAuth {
         }
         let (message, state) = match std::mem::replace(&mut self.state, State::Failed) {
             State::Challenge(pending, message) => (message, State::Reply(pending)),
-            State::Success1(message, true) => (message, State::Success2),
-            State::Success1(message, false) => {
-                self.status = AuthStatus::Authenticated;
+            State::Success1(message, true, psk) => (message, State::Success2(psk)),
+            State::Success1(message, false, psk) => {
+                self.succeed(psk);
                 (message, State::Idle)
             }
             State::Failure1(step, reason) => {
@@ -199,6 +232,20 @@ impl ControllerAuth {
         Received::Message(message)
     }
 
+    fn succeed(&mut self, psk: Option<Box<TlsPsk>>) {
+        self.status = AuthStatus::Authenticated;
+        self.generated = psk.map(|psk| *psk);
+    }
+
+    /// What an exchange uses of what the host offers.
+    fn select(&self, negotiate: &AuthNegotiate) -> Result<(AuthHash, DhGroup, Concatenation), AuthFailure> {
+        let concatenation = self.concatenation.check(negotiate.concatenation)?;
+        let protocol = negotiate.protocols.iter().find(|protocol| protocol.id == DHCHAP);
+        let protocol = protocol.ok_or(AuthFailure::ProtocolNotUsable)?;
+        let (hash, group) = self.options.select(protocol, concatenation)?;
+        Ok((hash, group, concatenation))
+    }
+
     /// Decodes a message of this exchange.
     fn decode<'a>(&self, message: &'a [u8]) -> Result<AuthBody<'a>, AuthFailure> {
         let message = AuthMessage::decode(message).map_err(|_| AuthFailure::IncorrectPayload)?;
@@ -209,23 +256,18 @@ impl ControllerAuth {
     }
 
     fn negotiate(&mut self, message: &[u8], nonces: &mut dyn Nonces) -> Result<State, AuthFailure> {
-        let AuthBody::Negotiate(AuthNegotiate { concatenation, protocols }) = self.decode(message)? else {
+        let AuthBody::Negotiate(negotiate) = self.decode(message)? else {
             return Err(AuthFailure::IncorrectMessage);
         };
-        if concatenation != 0 {
-            return Err(AuthFailure::ConcatenationMismatch);
-        }
-        let protocol = protocols.iter().find(|protocol| protocol.id == DHCHAP);
-        let protocol = protocol.ok_or(AuthFailure::ProtocolNotUsable)?;
-        let hash = self.options.select_hash(&protocol.hashes).ok_or(AuthFailure::HashNotUsable)?;
-        let group = self.options.select_group(&protocol.groups).ok_or(AuthFailure::GroupNotUsable)?;
-        self.challenge(hash, group, nonces)
+        let (hash, group, concatenation) = self.select(&negotiate)?;
+        self.challenge(hash, group, concatenation, nonces)
     }
 
     fn challenge(
         &self,
         hash: AuthHash,
         group: DhGroup,
+        concatenation: Concatenation,
         nonces: &mut dyn Nonces,
     ) -> Result<State, AuthFailure> {
         let mut challenge = vec![0; hash.bytes()];
@@ -240,7 +282,7 @@ impl ControllerAuth {
             dh_value: &dh.public,
         });
         let message = AuthMessage { transaction: self.transaction, body }.encode();
-        Ok(State::Challenge(Box::new(Pending { hash, challenge, sequence, dh }), message))
+        Ok(State::Challenge(Box::new(Pending { hash, challenge, sequence, dh, concatenation }), message))
     }
 
     fn reply(&mut self, message: &[u8], pending: Pending) -> Result<State, AuthFailure> {
@@ -248,31 +290,43 @@ impl ControllerAuth {
         else {
             return Err(AuthFailure::IncorrectMessage);
         };
-        let Pending { hash, challenge: own, sequence: own_sequence, dh } = pending;
+        let Pending { hash, challenge: own, sequence: own_sequence, dh, concatenation } = pending;
         if response.len() != hash.bytes() {
             return Err(AuthFailure::IncorrectPayload);
         }
         let shared = dh.shared(dh_value).map_err(|_| AuthFailure::IncorrectPayload)?;
         let shared = shared.as_ref().map(|shared| shared.as_slice());
         let transaction = self.transaction;
-        let c1 = Challenge { hash, value: &own, sequence: own_sequence, transaction, shared };
+        let c1 = Challenge { hash, value: &own, sequence: own_sequence, transaction, shared, concatenation };
         if !is_equal(response, &c1.response(Responder::Host, &self.keys.host, &self.parties)) {
             return Err(AuthFailure::Failed);
         }
-        let Some(value) = challenge else {
-            let body = AuthBody::Success1(hash.bytes() as u8, None);
-            return Ok(State::Success1(AuthMessage { transaction, body }.encode(), false));
-        };
-        // Without a key the controller cannot prove anything. A challenge that is this controller's own is reflected,
-        // and sequence number 0 belongs to none.
-        let key = self.keys.controller.as_ref().ok_or(AuthFailure::Failed)?;
-        if is_equal(value, &own) || sequence == 0 {
+        // A challenge that is this controller's own is reflected.
+        if challenge.is_some_and(|value| is_equal(value, &own)) {
             return Err(AuthFailure::Failed);
         }
-        let c2 = Challenge { hash, value, sequence, transaction, shared };
+        let generated = match (concatenation, challenge) {
+            (Concatenation::None, _) => None,
+            (_, None) => return Err(AuthFailure::IncorrectPayload),
+            (_, Some(value)) => {
+                let psk = generate(hash, shared, [&own, value], &self.parties);
+                Some(Box::new(psk.ok_or(AuthFailure::ConcatenationMismatch)?))
+            }
+        };
+        // With sequence number 0 the challenge is for the generated PSK alone, and otherwise belongs to none.
+        let Some(value) = challenge.filter(|_| sequence != 0 || generated.is_none()) else {
+            let body = AuthBody::Success1(hash.bytes() as u8, None);
+            return Ok(State::Success1(AuthMessage { transaction, body }.encode(), false, generated));
+        };
+        // Without a key the controller cannot prove anything.
+        let key = self.keys.controller.as_ref().ok_or(AuthFailure::Failed)?;
+        if sequence == 0 {
+            return Err(AuthFailure::Failed);
+        }
+        let c2 = Challenge { hash, value, sequence, transaction, shared, concatenation };
         let response = c2.response(Responder::Controller, key, &self.parties);
         let body = AuthBody::Success1(hash.bytes() as u8, Some(&response));
-        Ok(State::Success1(AuthMessage { transaction, body }.encode(), true))
+        Ok(State::Success1(AuthMessage { transaction, body }.encode(), true, generated))
     }
 }
 

@@ -30,3 +30,9 @@ pub(crate) fn digest(hash: AuthHash, bytes: &[u8]) -> HashValue {
         AuthHash::Sha512 => Sha512::digest(bytes).to_vec(),
     })
 }
+
+/// Whether a hash function can be that of a PSK of TLS: those of the cipher suites alone (TCP 1.0, section
+/// 3.6.1.2).
+pub(crate) fn is_hash_of_tls(hash: AuthHash) -> bool {
+    hash != AuthHash::Sha512
+}

@@ -2,15 +2,17 @@
 
 use wire_nvme::auth::{
     AuthBody, AuthChallenge, AuthFailure, AuthHash, AuthMessage, AuthMessageKind, AuthNegotiate,
-    AuthProtocol, AuthReply, DHCHAP,
+    AuthProtocol, AuthReply, Concatenation, DHCHAP,
 };
 
+use crate::concatenation::generate;
 use crate::group::DhSecret;
 use crate::hash::HashValue;
 use crate::key::AuthKeys;
 use crate::nonces::Nonces;
 use crate::options::AuthOptions;
 use crate::response::{AuthParties, Challenge, Responder, is_equal};
+use crate::tls_key::TlsPsk;
 
 /// Why a host is not authenticated, or does not accept the controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -55,19 +57,22 @@ pub enum HostAction {
 /// The exchange of a host with a controller on one queue (Base 2.0, section 8.13.5).
 ///
 /// [`new`](Self::new) makes the first message. After each one that it sends, the host receives one and passes it to
-/// [`receive`](Self::receive), which says what follows.
+/// [`receive`](Self::receive), which says what follows. With secure channel concatenation
+/// ([`concatenating`](Self::concatenating)) it has a PSK of TLS afterwards.
 pub struct HostAuth {
     keys: AuthKeys,
     parties: AuthParties,
     options: AuthOptions,
+    concatenation: Concatenation,
     transaction: u16,
     state: State,
+    generated: Option<TlsPsk>,
 }
 
 enum State {
     Challenge,
-    /// The function's length, and the response that the controller has to give.
-    Success1(AuthHash, Option<HashValue>),
+    /// The function's length, the response that the controller has to give, and the generated PSK.
+    Success1(AuthHash, Option<HashValue>, Option<Box<TlsPsk>>),
     Ended,
 }
 
@@ -80,15 +85,33 @@ impl HostAuth {
         options: &AuthOptions,
         transaction: u16,
     ) -> (HostAuth, Vec<u8>) {
+        HostAuth::concatenating(keys, parties, options, transaction, Concatenation::None)
+    }
+
+    /// Begins an exchange that generates a PSK of TLS, unless `concatenation` is none. Of `options` it uses
+    /// those for which there is one: not SHA-512, and not the null group.
+    pub fn concatenating(
+        keys: AuthKeys,
+        parties: AuthParties,
+        options: &AuthOptions,
+        transaction: u16,
+        concatenation: Concatenation,
+    ) -> (HostAuth, Vec<u8>) {
+        let options = options.for_concatenation(concatenation);
         let protocol = AuthProtocol {
             id: DHCHAP,
             hashes: options.hashes.iter().map(|hash| hash.to_wire()).collect(),
             groups: options.groups.iter().map(|group| group.to_wire()).collect(),
         };
-        let body = AuthBody::Negotiate(AuthNegotiate { concatenation: 0, protocols: vec![protocol] });
-        let message = AuthMessage { transaction, body }.encode();
-        let host = HostAuth { keys, parties, options: options.clone(), transaction, state: State::Challenge };
-        (host, message)
+        let negotiate = AuthNegotiate { concatenation: concatenation.to_wire(), protocols: vec![protocol] };
+        let message = AuthMessage { transaction, body: AuthBody::Negotiate(negotiate) }.encode();
+        let (state, generated) = (State::Challenge, None);
+        (HostAuth { keys, parties, options, concatenation, transaction, state, generated }, message)
+    }
+
+    /// The PSK that an exchange which has ended well has generated, once.
+    pub fn take_generated(&mut self) -> Option<TlsPsk> {
+        self.generated.take()
     }
 
     /// Takes a message of the controller.
@@ -109,10 +132,10 @@ impl HostAuth {
                 Some(AuthBody::Challenge(challenge)) => self.challenge(&challenge, nonces),
                 _ => Err(AuthFailure::IncorrectPayload),
             },
-            (Some(AuthMessageKind::Success1), State::Success1(hash, expected)) => {
+            (Some(AuthMessageKind::Success1), State::Success1(hash, expected, psk)) => {
                 match decoded.map(|one| one.body) {
                     Some(AuthBody::Success1(length, response)) if usize::from(length) == hash.bytes() => {
-                        return self.success(response, expected);
+                        return self.success(response, expected, psk);
                     }
                     _ => Err(AuthFailure::IncorrectPayload),
                 }
@@ -146,18 +169,29 @@ impl HostAuth {
         let shared = dh.shared(dh_value).map_err(|_| AuthFailure::IncorrectPayload)?;
         let shared = shared.as_ref().map(|shared| shared.as_slice());
         let transaction = self.transaction;
-        let c1 = Challenge { hash, value: challenge, sequence, transaction, shared };
+        let concatenation = self.concatenation;
+        let c1 = Challenge { hash, value: challenge, sequence, transaction, shared, concatenation };
         let response = c1.response(Responder::Host, &self.keys.host, &self.parties);
         let (mut own, mut own_sequence, mut expected) = (None, 0, None);
-        if let Some(key) = &self.keys.controller {
+        if self.keys.controller.is_some() || concatenation != Concatenation::None {
             let mut value = vec![0; hash.bytes()];
             nonces.fill(&mut value)?;
-            own_sequence = nonces.sequence()?;
-            let c2 = Challenge { hash, value: &value, sequence: own_sequence, transaction, shared };
-            expected = Some(c2.response(Responder::Controller, key, &self.parties));
+            if let Some(key) = &self.keys.controller {
+                own_sequence = nonces.sequence()?;
+                let sequence = own_sequence;
+                let c2 = Challenge { hash, value: &value, sequence, transaction, shared, concatenation };
+                expected = Some(c2.response(Responder::Controller, key, &self.parties));
+            }
             own = Some(value);
         }
-        self.state = State::Success1(hash, expected);
+        let psk = match own.as_ref().filter(|_| concatenation != Concatenation::None) {
+            Some(own) => {
+                let psk = generate(hash, shared, [challenge, own], &self.parties);
+                Some(Box::new(psk.ok_or(AuthFailure::ConcatenationMismatch)?))
+            }
+            None => None,
+        };
+        self.state = State::Success1(hash, expected, psk);
         let body = AuthBody::Reply(AuthReply {
             sequence: own_sequence,
             response: &response,
@@ -167,12 +201,23 @@ impl HostAuth {
         Ok(HostAction::Send(AuthMessage { transaction, body }.encode()))
     }
 
-    fn success(&self, response: Option<&[u8]>, expected: Option<HashValue>) -> HostAction {
-        let Some(expected) = expected else { return HostAction::Authenticated };
-        if !response.is_some_and(|response| is_equal(response, &expected)) {
+    fn success(
+        &mut self,
+        response: Option<&[u8]>,
+        expected: Option<HashValue>,
+        psk: Option<Box<TlsPsk>>,
+    ) -> HostAction {
+        let is_mutual = expected.is_some();
+        if expected.is_some_and(|expected| !response.is_some_and(|response| is_equal(response, &expected))) {
             return self.fail(HostAuthError::ControllerNotProven, AuthFailure::Failed);
         }
-        let message = AuthMessage { transaction: self.transaction, body: AuthBody::Success2 };
-        HostAction::SendLast(message.encode())
+        self.generated = psk.map(|psk| *psk);
+        match is_mutual {
+            false => HostAction::Authenticated,
+            true => {
+                let message = AuthMessage { transaction: self.transaction, body: AuthBody::Success2 };
+                HostAction::SendLast(message.encode())
+            }
+        }
     }
 }

@@ -3,7 +3,8 @@
 //! An [`AuthKey`] is a secret of a host or a controller. [`HostAuth`] is the exchange of a host on one queue,
 //! [`ControllerAuth`] that of a controller: each takes the messages of the other and makes those that answer.
 //! Randomness comes from a [`Nonces`], time and queues are the caller's. A [`TlsKey`] is a pre-shared key of
-//! TLS, and makes the [`TlsPsk`] of a host and a subsystem.
+//! TLS, and makes the [`TlsPsk`] of a host and a subsystem. An exchange with secure channel [`Concatenation`]
+//! generates one.
 //!
 //! ```
 //! use nvme_auth::{AuthKey, AuthKeys, AuthOptions, AuthParties, ControllerAuth, HostAction, HostAuth, SystemNonces};
@@ -33,6 +34,7 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod concatenation;
 mod controller;
 mod group;
 mod hash;
@@ -46,6 +48,7 @@ mod tls_key;
 #[cfg(test)]
 mod tests;
 
+pub use concatenation::ConcatenationRule;
 pub use controller::{AuthStatus, ControllerAuth, Received};
 pub use host::{HostAction, HostAuth, HostAuthError, explain};
 pub use key::{AuthKey, AuthKeyError, AuthKeys};
@@ -53,4 +56,4 @@ pub use nonces::{NoRandomness, Nonces, SystemNonces};
 pub use options::{AuthOptions, AuthOptionsError};
 pub use response::AuthParties;
 pub use tls_key::{TlsDerivation, TlsIdentityVersion, TlsKey, TlsKeyError, TlsPsk};
-pub use wire_nvme::auth::{AuthFailure, AuthHash, AuthMessageKind, DhGroup};
+pub use wire_nvme::auth::{AuthFailure, AuthHash, AuthMessageKind, Concatenation, DhGroup};

@@ -74,6 +74,11 @@ impl AuthOptions {
         self.hashes.iter().copied().filter(|hash| of_peer.contains(&hash.to_wire())).max()
     }
 
+    /// The weakest one.
+    pub(crate) fn select_weakest_hash(&self, of_peer: &[u8]) -> Option<AuthHash> {
+        self.hashes.iter().copied().filter(|hash| of_peer.contains(&hash.to_wire())).min()
+    }
+
     /// The largest group that is accepted and in a peer's list.
     pub(crate) fn select_group(&self, of_peer: &[u8]) -> Option<DhGroup> {
         self.groups.iter().copied().filter(|group| of_peer.contains(&group.to_wire())).max()

@@ -1,7 +1,7 @@
 //! What both ends compute: responses to challenges.
 
 use subtle::ConstantTimeEq;
-use wire_nvme::auth::AuthHash;
+use wire_nvme::auth::{AuthHash, Concatenation};
 
 use crate::hash::{HashValue, digest, hmac};
 use crate::key::AuthKey;
@@ -39,6 +39,8 @@ pub(crate) struct Challenge<'a> {
     pub(crate) transaction: u16,
     /// The shared value of the group; `None` for the null group.
     pub(crate) shared: Option<&'a [u8]>,
+    /// What the host has asked for (SC_C), so that a peer in between cannot change it.
+    pub(crate) concatenation: Concatenation,
 }
 
 impl Challenge<'_> {
@@ -59,8 +61,7 @@ impl Challenge<'_> {
                 value,
                 &self.sequence.to_le_bytes(),
                 &self.transaction.to_le_bytes(),
-                // Without secure channel concatenation.
-                &[0],
+                &[self.concatenation.to_wire()],
                 label.as_bytes(),
                 own.as_bytes(),
                 &[0],

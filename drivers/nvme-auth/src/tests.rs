@@ -1,3 +1,4 @@
+mod concatenation;
 mod golden;
 
 use proptest::prelude::*;

@@ -7,7 +7,7 @@ use secret::Secret;
 use wire_nvme::auth::AuthHash;
 use zeroize::Zeroizing;
 
-use crate::hash::{HashValue, hmac};
+use crate::hash::{HashValue, hmac, is_hash_of_tls};
 use crate::key::TEXT_MAX;
 use crate::nonces::{NoRandomness, Nonces, SystemNonces};
 
@@ -63,7 +63,7 @@ pub enum TlsIdentityVersion {
     One,
 }
 
-/// What TLS uses of a configured PSK, for one host and one subsystem.
+/// What TLS uses of a configured or generated PSK, for one host and one subsystem.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsPsk {
     /// The identity, as ClientHello has it.
@@ -169,8 +169,7 @@ impl TlsKey {
                 (identity.clone(), identity)
             }
             TlsIdentityVersion::One => {
-                let names = [hostnqn.as_bytes(), b" ", subnqn.as_bytes(), b" NVMe-over-Fabrics"];
-                let digest = STANDARD.encode(&*hmac(hash, &retained, &names));
+                let digest = psk_digest(hash, &retained, hostnqn, subnqn);
                 let identity = format!("NVMe1R{number:02} {hostnqn} {subnqn} {digest}");
                 (identity, format!("{number:02} {digest}"))
             }
@@ -181,6 +180,28 @@ impl TlsKey {
         let key = derivation.expand(hash, &retained, "nvme-tls-psk", context.as_bytes());
         Some(TlsPsk { identity, key: Secret::new(&key[..]), hash, derivation })
     }
+}
+
+impl TlsPsk {
+    /// The key and the identity of a generated PSK (Base 2.1, section 8.3.4.5.9; TCP 1.1, sections 3.6.1.3 and
+    /// 3.6.1.4): `NVMe1G01 HOSTNQN SUBNQN DIGEST`. `None` for SHA-512, which no cipher suite has.
+    pub(crate) fn generated(hash: AuthHash, generated: &[u8], hostnqn: &str, subnqn: &str) -> Option<TlsPsk> {
+        if !is_hash_of_tls(hash) {
+            return None;
+        }
+        let derivation = TlsDerivation::Specified;
+        let (number, digest) = (hash.to_wire(), psk_digest(hash, generated, hostnqn, subnqn));
+        let identity = format!("NVMe1G{number:02} {hostnqn} {subnqn} {digest}");
+        let context = format!("{number:02} {digest}");
+        let key = derivation.expand(hash, generated, "nvme-tls-psk", context.as_bytes());
+        Some(TlsPsk { identity, key: Secret::new(&key[..]), hash, derivation })
+    }
+}
+
+/// The digest in an identity (TCP 1.0, section 3.6.1.3).
+fn psk_digest(hash: AuthHash, psk: &[u8], hostnqn: &str, subnqn: &str) -> String {
+    let names = [hostnqn.as_bytes(), b" ", subnqn.as_bytes(), b" NVMe-over-Fabrics"];
+    STANDARD.encode(&*hmac(hash, psk, &names))
 }
 
 impl TlsKey {
@@ -243,6 +264,42 @@ mod tests {
             assert_eq!(psk.identity, format!("NVMe1R01 {HOST} {SUBSYSTEM} {digest}"));
             assert_eq!((psk.hash, psk.key.reveal().len()), (AuthHash::Sha256, 32));
         }
+    }
+
+    /// The values of the kernel's tests of its own derivation (drivers/nvme/common/tests/auth_kunit.c), whose
+    /// session key and challenges are counted.
+    #[test]
+    fn generated_psks_are_those_of_the_kernel() {
+        let counted =
+            |from: u8, bytes: usize| (0..bytes).map(|at| from.wrapping_add(at as u8)).collect::<Vec<_>>();
+        for (hash, generated, digest, key) in [
+            (
+                AuthHash::Sha256,
+                "1733c59fa7f48fcf37f5f26fc4ff0268ad4f78e030f4f3b0bfd1d47e7bb1447a",
+                "OldoKuTfKddMuyCznAZojkWD7P4D9/AtzDzLimtOxqI=",
+                "3c17da628474a04d2247c4cab47968c915388193f7c071bd9489cc3666cd7cc8",
+            ),
+            (
+                AuthHash::Sha384,
+                "f14b2dd3234c459694d3bc63f8968bd6b37c2c6de849e22e11874900\
+                 1ce4bbe8640b9e3a748cb11ce4b1d71d359cce39",
+                "cffMWk8TSS7HOQebjgYEIkrPrjWPV4JE5cdPB8WhEvY4JBW5YynKyv66XscN4A9n",
+                "277475323353 7b3fa50eb7d16a8e43457d85f4906c005b223661 6c5d80939d08\
+                 98fff15bb8b77119d2be0aac423e7590",
+            ),
+        ] {
+            let bytes = hash.bytes();
+            let (session_key, c1) = (counted(b'A', bytes), counted(0, bytes));
+            let c2: Vec<u8> = (0..bytes).map(|at| 0xff - at as u8).collect();
+            let psk = hmac(hash, &session_key, &[&c1, &c2]);
+            let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+            assert_eq!(hex(&psk), generated);
+            let psk = TlsPsk::generated(hash, &psk, "hostnqn", "subsysnqn").unwrap();
+            let number = hash.to_wire();
+            assert_eq!(psk.identity, format!("NVMe1G{number:02} hostnqn subsysnqn {digest}"));
+            assert_eq!(hex(psk.key.reveal()), key.replace(' ', ""));
+        }
+        assert_eq!(TlsPsk::generated(AuthHash::Sha512, &[1; 64], "hostnqn", "subsysnqn"), None);
     }
 
     #[test]

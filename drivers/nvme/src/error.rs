@@ -127,6 +127,9 @@ pub enum NvmeOpenError {
     /// The controller demands authentication, and the host has no key.
     #[error("the controller demands authentication: a dhchap_key is needed")]
     KeyRequired,
+    /// The controller demands secure channel concatenation, and the host has not been told to use it.
+    #[error("the controller demands secure channel concatenation: concat is needed")]
+    SecureChannelRequired,
     /// The key of TLS is not usable.
     #[error("psk {0}")]
     Psk(String),

@@ -97,6 +97,6 @@ pub use qpair::QueuePair;
 pub use queue::opcode_of;
 pub use shared::{AdminData, AdminOutput, NvmeEvent};
 pub use stats::{Costs, QueueStats};
-pub use tcp::{TcpAssociation, TcpConnection, TcpIoQueue, TcpRemote};
+pub use tcp::{GeneratedPsk, TcpAssociation, TcpConnection, TcpIoQueue, TcpRemote};
 pub use uri::{PcieUri, RdmaUri, TcpUri, Uri, UriError, VfioUserUri};
 pub use wire_nvme::protection::{self, MetadataFormat, Protection, ProtectionType};

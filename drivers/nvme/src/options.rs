@@ -17,6 +17,9 @@ pub struct Options {
     pub authentication: Option<HostCredentials>,
     /// The key with which connections use TLS; `None` for none. Only over TCP.
     pub tls: Option<HostTls>,
+    /// Whether the host authenticates with secure channel concatenation, and all that follows uses TLS with the
+    /// key that both ends generate. Needs keys to authenticate with, and no `tls`. Only over TCP.
+    pub concat: bool,
     /// Commands in flight on the I/O queue, 1 to 1023.
     pub queue_depth: u32,
     /// Keep alive timeout in milliseconds; 0 is off. Fabrics only.
@@ -95,6 +98,7 @@ impl Default for Options {
             host_id,
             authentication: None,
             tls: None,
+            concat: false,
             queue_depth: 128,
             keep_alive_ms: 15_000,
             timeout_ns: 10_000_000_000,

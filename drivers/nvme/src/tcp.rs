@@ -17,7 +17,7 @@ use crate::fabrics::{Association, AssociationHandle, FabricsIoQueue};
 use crate::options::{HostTls, Options};
 use crate::uri::TcpUri;
 
-pub use connection::{TcpConnection, TcpRemote};
+pub use connection::{GeneratedPsk, TcpConnection, TcpRemote};
 
 /// An association of this host with one controller over TCP.
 pub type TcpAssociation<N = Sockets> = Association<TcpConnection<N>>;

@@ -165,7 +165,7 @@ fn fabrics(sqe: &Sqe, inline_data: &[u8]) -> (Status, u64) {
             }
             // I/O queues join the association that the admin queue has made.
             assert_eq!(data.cntlid, if connect.qid == 0 { 0xffff } else { CNTLID });
-            let response = ConnectResponse { cntlid: CNTLID, authentication_required: false };
+            let response = ConnectResponse { cntlid: CNTLID, ..ConnectResponse::default() };
             (Status::SUCCESS, response.to_result())
         }
         FabricsType::PropertyGet => {

@@ -89,6 +89,11 @@ impl TlsLayer {
         self.session()?.put_records(records)
     }
 
+    /// Whether there is a session: a client's from its first call, a server's from the peer's first byte.
+    pub fn has_begun(&self) -> bool {
+        self.session.is_some()
+    }
+
     /// Whether the handshake is done.
     pub fn is_established(&self) -> bool {
         self.session.as_ref().is_some_and(TlsSession::is_established)

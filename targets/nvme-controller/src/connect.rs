@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use block_io::Status;
-use nvme_auth::AuthKeys;
+use nvme_auth::{AuthKeys, ConcatenationRule};
 use wire_nvme::fabrics::{
     CNTLID_DYNAMIC, CONNECT_DATA_SIZE, Connect, ConnectAttributes, ConnectData, InvalidParameter, Nqn,
 };
@@ -25,6 +25,8 @@ pub struct SubsystemPort {
     pub portid: u16,
     /// The local address that the host connected to.
     pub address: TransportAddress,
+    /// Queues through it use TLS.
+    pub secure: bool,
 }
 
 impl Default for SubsystemPort {
@@ -36,7 +38,7 @@ impl Default for SubsystemPort {
             traddr: String::new(),
             trsvcid: String::new(),
         };
-        SubsystemPort { portid: 0, address }
+        SubsystemPort { portid: 0, address, secure: false }
     }
 }
 
@@ -60,23 +62,60 @@ pub struct SecureChannel {
     pub hostnqn: Nqn,
     /// The subsystem.
     pub subnqn: Nqn,
+    /// The identity of a key that the authentication of the host has generated; `None` for a configured one.
+    pub generated: Option<String>,
 }
 
 impl SecureChannel {
-    /// Of an identity: `NVMe1R01 HOSTNQN SUBNQN DIGEST`, or `NVMe0R01 HOSTNQN SUBNQN` (TCP 1.0, section
-    /// 3.6.1.3).
+    /// Of an identity: `NVMe1R01 HOSTNQN SUBNQN DIGEST`, `NVMe1G01 …` for a generated key, or `NVMe0R01 HOSTNQN
+    /// SUBNQN` (TCP 1.0, section 3.6.1.3).
     pub fn of_identity(identity: &str) -> Option<SecureChannel> {
         let mut fields = identity.split(' ');
-        fields.next().filter(|version| version.starts_with("NVMe"))?;
+        let version = fields.next().filter(|version| version.starts_with("NVMe"))?;
         let mut nqn = || fields.next()?.parse().ok();
-        Some(SecureChannel { hostnqn: nqn()?, subnqn: nqn()? })
+        let generated = (version.as_bytes().get(5) == Some(&b'G')).then(|| identity.to_string());
+        Some(SecureChannel { hostnqn: nqn()?, subnqn: nqn()?, generated })
     }
 
     /// Whether a host may connect to a subsystem through it: the one that its key is for, which still has a
-    /// key of the host, or the discovery service.
+    /// key of the host, or the discovery service. With a generated key only that subsystem, while the host
+    /// may have one there.
     fn permits(&self, host: &Nqn, subsystem: &Subsystem) -> bool {
+        if self.generated.is_some() {
+            return self.hostnqn == *host && self.subnqn == subsystem.nqn && subsystem.concatenates(host);
+        }
         let is_subsystem = self.subnqn == subsystem.nqn && subsystem.tls_hosts.contains_key(host);
         self.hostnqn == *host && (is_subsystem || subsystem.kind == SubsystemKind::Discovery)
+    }
+}
+
+/// What a host has to do on a connected queue before other commands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AuthRequirement {
+    /// It has to authenticate, if it has keys.
+    Authenticate,
+    /// It has to authenticate with secure channel concatenation, and then to connect anew with TLS.
+    Concatenate,
+    /// Nothing: its TLS has a key that its authentication has generated.
+    Authenticated,
+}
+
+impl AuthRequirement {
+    fn of(context: &ConnectContext<'_>) -> AuthRequirement {
+        match context.secure {
+            Some(channel) if channel.generated.is_some() => AuthRequirement::Authenticated,
+            None if context.port.secure => AuthRequirement::Concatenate,
+            _ => AuthRequirement::Authenticate,
+        }
+    }
+
+    /// What its exchanges accept on a queue.
+    pub fn concatenation(self, qid: u16) -> ConcatenationRule {
+        match (self, qid) {
+            (AuthRequirement::Concatenate, 0) => ConcatenationRule::Required,
+            (AuthRequirement::Authenticated, 0) => ConcatenationRule::Replaces,
+            _ => ConcatenationRule::Refused,
+        }
     }
 }
 
@@ -96,6 +135,7 @@ pub struct AdminConnect {
     pub(crate) subsystem: Arc<Subsystem>,
     pub(crate) registration: DirectoryRegistration,
     pub(crate) port: SubsystemPort,
+    requirement: AuthRequirement,
     /// Entries of the queue.
     pub queue_entries: u32,
     /// Requested keep alive timeout in milliseconds; 0 for none.
@@ -111,6 +151,7 @@ pub struct IoConnect {
     pub lease: QueueLease,
     /// The current snapshot of the subsystem.
     pub subsystem: Arc<Subsystem>,
+    requirement: AuthRequirement,
     /// Entries of the queue.
     pub queue_entries: u32,
     /// The host does without SQ flow control: SQHD is FFFFh in every completion.
@@ -120,21 +161,31 @@ pub struct IoConnect {
 impl ConnectOk {
     /// The completion of the Connect command, but for SQHD.
     pub fn cqe(&self, cid: u16) -> Cqe {
+        let (has_keys, requirement) = (self.keys().is_some(), self.requirement());
         let connected = wire_nvme::fabrics::ConnectResponse {
             cntlid: self.association().cntlid(),
-            authentication_required: self.keys().is_some(),
+            authentication_required: has_keys && requirement != AuthRequirement::Authenticated,
+            secure_channel_required: requirement == AuthRequirement::Concatenate,
         };
         Cqe::new(cid, Status::SUCCESS).with_result(connected.to_result())
     }
 
-    /// The keys with which the host has to authenticate before any other command on the queue; `None` if it
-    /// need not.
+    /// The keys with which the host authenticates on the queue, before any other command unless
+    /// [`requirement`](Self::requirement) says otherwise; `None` if it has none.
     pub fn keys(&self) -> Option<&AuthKeys> {
         let subsystem = match self {
             ConnectOk::Admin(admin) => &admin.subsystem,
             ConnectOk::Io(io) => &io.subsystem,
         };
         subsystem.host_keys.get(self.association().hostnqn())
+    }
+
+    /// What the host has to do next.
+    pub fn requirement(&self) -> AuthRequirement {
+        match self {
+            ConnectOk::Admin(admin) => admin.requirement,
+            ConnectOk::Io(io) => io.requirement,
+        }
     }
 
     /// The association of the queue's controller.
@@ -177,6 +228,11 @@ impl ConnectError {
     fn invalid_parameter(in_data: bool, offset: u16) -> ConnectError {
         let result = InvalidParameter { in_data, offset }.to_result();
         ConnectError { status: Status::CONNECT_INVALID_PARAMETERS, result }
+    }
+
+    fn invalid_host() -> ConnectError {
+        let result = InvalidParameter { in_data: true, offset: ConnectData::HOSTNQN_AT }.to_result();
+        ConnectError { status: Status::CONNECT_INVALID_HOST, result }
     }
 
     fn do_not_retry(self) -> ConnectError {
@@ -238,21 +294,20 @@ pub fn connect(
         subsystem(&data.subnqn).ok_or(ConnectError::invalid_parameter(true, ConnectData::SUBNQN_AT))?;
     subsystem.check();
     if !subsystem.allows(&data.hostnqn) || !subsystem.listens_on(context.port.portid) {
-        let result = InvalidParameter { in_data: true, offset: ConnectData::HOSTNQN_AT }.to_result();
-        return Err(ConnectError { status: Status::CONNECT_INVALID_HOST, result });
+        return Err(ConnectError::invalid_host());
     }
     // A memory-based transport has no commands to authenticate with.
     if context.limits.memory_based && subsystem.host_keys.contains_key(&data.hostnqn) {
-        let result = InvalidParameter { in_data: true, offset: ConnectData::HOSTNQN_AT }.to_result();
-        return Err(ConnectError { status: Status::CONNECT_INVALID_HOST, result });
+        return Err(ConnectError::invalid_host());
     }
     let is_permitted = match context.secure {
         Some(channel) => channel.permits(&data.hostnqn, &subsystem),
+        // Without TLS where it is demanded, a host can only make the key of TLS that it then uses.
+        None if context.port.secure => command.qid == 0 && subsystem.concatenates(&data.hostnqn),
         None => !subsystem.tls_hosts.contains_key(&data.hostnqn),
     };
     if !is_permitted {
-        let result = InvalidParameter { in_data: true, offset: ConnectData::HOSTNQN_AT }.to_result();
-        return Err(ConnectError { status: Status::CONNECT_INVALID_HOST, result });
+        return Err(ConnectError::invalid_host());
     }
     if command.qid == 0 {
         connect_admin_queue(&command, &data, context, subsystem).map(ConnectOk::Admin)
@@ -278,20 +333,29 @@ fn connect_admin_queue(
     // Over fabrics host identifiers have 128 bits. On a memory-based transport the host may set one later
     // (Host Identifier feature).
     let extended = if context.limits.memory_based { None } else { Some(true) };
+    let requirement = AuthRequirement::of(context);
     let request = ControllerRequest {
         hostnqn: &data.hostnqn,
         host_id: data.host_id,
         extended,
         io_queues_max,
         portid: context.port.portid,
+        concatenates: requirement == AuthRequirement::Concatenate,
         exclusive: context.limits.one_controller_per_listener && subsystem.kind == SubsystemKind::Nvm,
     };
     let added = context.directory.add_controller(&subsystem, request);
     let association = added.ok_or(Status::CONNECT_CONTROLLER_BUSY)?;
+    let registration = DirectoryRegistration { directory: context.directory.clone(), association };
+    if let Some(identity) = context.secure.and_then(|channel| channel.generated.as_deref())
+        && !context.directory.use_generated_key(identity, &registration.association)
+    {
+        return Err(ConnectError::invalid_host());
+    }
     Ok(AdminConnect {
         subsystem,
-        registration: DirectoryRegistration { directory: context.directory.clone(), association },
+        registration,
         port: context.port.clone(),
+        requirement,
         queue_entries: command.queue_entries,
         kato_ms: command.kato_ms,
         no_flow_control: command.attributes.contains(ConnectAttributes::DISABLE_SQ_FLOW_CONTROL),
@@ -316,6 +380,10 @@ fn connect_io_queue(
     if association.host_id() != data.host_id {
         return Err(ConnectError::invalid_parameter(true, ConnectData::HOSTID_AT));
     }
+    // An association with a generated key has it on all queues, and no other has it.
+    if association.generated_identity() != context.secure.and_then(|channel| channel.generated.clone()) {
+        return Err(ConnectError::invalid_host());
+    }
     let lease = association.lease(command.qid).map_err(|error| match error {
         LeaseError::ControllerGone => no_controller,
         LeaseError::OutOfRange => ConnectError::invalid_parameter(false, Connect::QID_AT).do_not_retry(),
@@ -324,6 +392,7 @@ fn connect_io_queue(
     Ok(IoConnect {
         lease,
         subsystem,
+        requirement: AuthRequirement::of(context),
         queue_entries: command.queue_entries,
         no_flow_control: command.attributes.contains(ConnectAttributes::DISABLE_SQ_FLOW_CONTROL),
     })

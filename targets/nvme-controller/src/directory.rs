@@ -6,10 +6,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use block_io::Status;
+use nvme_auth::TlsPsk;
 use wire_nvme::fabrics::Nqn;
 use wire_nvme::log::NotificationType;
 
 use crate::Subsystem;
+use crate::generated_keys::GeneratedKeys;
 use crate::reservation::{HostId, ReservationNotifier, ReservationNotifiers};
 use crate::subsystem::NamespaceIdentity;
 
@@ -22,6 +24,7 @@ use crate::subsystem::NamespaceIdentity;
 pub struct ControllerDirectory {
     subsystems: Mutex<HashMap<Nqn, Controllers>>,
     notifiers: Arc<ReservationNotifiers>,
+    generated_keys: Mutex<GeneratedKeys>,
 }
 
 #[derive(Debug, Default)]
@@ -46,6 +49,8 @@ pub struct ControllerAssociation {
     hostnqn: Nqn,
     // Of the listener through which the host connected.
     portid: u16,
+    // The host connects anew, with TLS, once it has generated a key for that.
+    concatenates: bool,
     identity: Mutex<HostIdentity>,
     notifications: Mutex<NotificationQueue>,
     // Both change only under the lock of `queues`, so that no queue is added to a controller
@@ -62,6 +67,8 @@ pub struct ControllerAssociation {
     retry_delay: AtomicBool,
     // An NVM Subsystem Reset was initiated, and the controller is not reset yet.
     subsystem_reset: AtomicBool,
+    // The identity of the generated key with which its queues use TLS.
+    generated_identity: Mutex<Option<String>>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -100,6 +107,8 @@ pub(crate) struct ControllerRequest<'a> {
     pub(crate) portid: u16,
     /// The host may have no other controller of the subsystem on this listener.
     pub(crate) exclusive: bool,
+    /// The controller is for secure channel concatenation alone, and does not count as one of the host.
+    pub(crate) concatenates: bool,
 }
 
 /// Why an I/O queue identifier cannot be leased.
@@ -128,12 +137,14 @@ impl ControllerDirectory {
         subsystem: &Subsystem,
         request: ControllerRequest<'_>,
     ) -> Option<Arc<ControllerAssociation>> {
-        let ControllerRequest { hostnqn, host_id, extended, io_queues_max, portid, exclusive } = request;
+        let ControllerRequest { hostnqn, host_id, extended, io_queues_max, portid, exclusive, concatenates } =
+            request;
         let mut subsystems = sync::lock(&self.subsystems);
         let controllers = subsystems.entry(subsystem.nqn.clone()).or_default();
         controllers.subsystem_deleted = false;
         let is_duplicate = |other: &Arc<ControllerAssociation>| {
-            other.portid == portid && other.host_id() == host_id && other.is_alive()
+            let is_of_host = other.portid == portid && other.host_id() == host_id;
+            is_of_host && !other.concatenates && other.is_alive()
         };
         if exclusive && controllers.by_cntlid.values().any(is_duplicate) {
             return None;
@@ -147,6 +158,7 @@ impl ControllerDirectory {
             cntlid,
             hostnqn: hostnqn.clone(),
             portid,
+            concatenates,
             identity: Mutex::new(HostIdentity { host_id, extended }),
             notifications: Mutex::default(),
             alive: AtomicBool::new(true),
@@ -157,6 +169,7 @@ impl ControllerDirectory {
             extended_formats: AtomicBool::new(false),
             retry_delay: AtomicBool::new(false),
             subsystem_reset: AtomicBool::new(false),
+            generated_identity: Mutex::default(),
         });
         controllers.by_cntlid.insert(cntlid, association.clone());
         controllers.next = if cntlid == high { low } else { cntlid + 1 };
@@ -199,6 +212,7 @@ impl ControllerDirectory {
             association.alive.store(false, Ordering::Release);
             association.enabled.store(false, Ordering::Release);
         }
+        self.drop_generated_key(association);
         let mut subsystems = sync::lock(&self.subsystems);
         if let Some(controllers) = subsystems.get_mut(&association.subnqn) {
             let is_same = controllers
@@ -234,6 +248,61 @@ impl ControllerDirectory {
     }
 }
 
+/// Keys of TLS that hosts have generated. Where both are locked, the keys are locked before the identity.
+impl ControllerDirectory {
+    /// Adds a key that the host of this association, whose connection has no TLS, has generated. Until
+    /// `until_ns` it can connect an admin queue with it.
+    pub fn add_generated_key(
+        &self,
+        association: &ControllerAssociation,
+        psk: TlsPsk,
+        now_ns: u64,
+        until_ns: u64,
+    ) {
+        let mut keys = sync::lock(&self.generated_keys);
+        keys.add_unused(&association.hostnqn, &association.subnqn, psk, now_ns, until_ns);
+    }
+
+    /// Replaces the key of an association with one that its host has generated through it. Queues that are
+    /// connected stay so.
+    pub fn replace_generated_key(&self, association: &ControllerAssociation, psk: TlsPsk) {
+        let mut keys = sync::lock(&self.generated_keys);
+        let replaced = sync::lock(&association.generated_identity).replace(psk.identity.clone());
+        if let Some(replaced) = replaced {
+            keys.remove(&replaced);
+        }
+        keys.add_used(&association.hostnqn, &association.subnqn, psk);
+    }
+
+    /// The key with an identity, for a handshake that begins at `now_ns`.
+    pub fn generated_key(&self, identity: &str, now_ns: u64) -> Option<TlsPsk> {
+        sync::lock(&self.generated_keys).find(identity, now_ns)
+    }
+
+    /// Number of generated keys that the target remembers.
+    pub fn generated_keys(&self) -> usize {
+        sync::lock(&self.generated_keys).len()
+    }
+
+    /// Makes a key that of an association, whose admin queue has been connected with it. Returns false if it
+    /// is that of another, or was dropped.
+    pub(crate) fn use_generated_key(&self, identity: &str, association: &ControllerAssociation) -> bool {
+        let is_unused = sync::lock(&self.generated_keys).begin_use(identity);
+        if is_unused {
+            *sync::lock(&association.generated_identity) = Some(identity.to_string());
+        }
+        is_unused
+    }
+
+    /// Drops the key of an association that ends.
+    fn drop_generated_key(&self, association: &ControllerAssociation) {
+        let mut keys = sync::lock(&self.generated_keys);
+        if let Some(identity) = sync::lock(&association.generated_identity).take() {
+            keys.remove(&identity);
+        }
+    }
+}
+
 impl ControllerAssociation {
     /// NQN of the subsystem.
     pub fn subnqn(&self) -> &Nqn {
@@ -248,6 +317,11 @@ impl ControllerAssociation {
     /// NQN of the host.
     pub fn hostnqn(&self) -> &Nqn {
         &self.hostnqn
+    }
+
+    /// The identity of the generated key with which its queues use TLS; `None` if it has none.
+    pub fn generated_identity(&self) -> Option<String> {
+        sync::lock(&self.generated_identity).clone()
     }
 
     /// Host identifier; a 64-bit one occupies the first eight bytes.

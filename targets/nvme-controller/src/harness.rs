@@ -155,7 +155,7 @@ impl Harness {
             secure: None,
             directory: &directory,
             limits: &limits,
-            port: SubsystemPort { portid: 1, address },
+            port: SubsystemPort { portid: 1, address, secure: false },
         };
         let connected = connect(&connect_sqe(0, 32, kato_ms), &data, &context, |_| Some(subsystem));
         let Ok(ConnectOk::Admin(admin)) = connected else {

@@ -40,13 +40,15 @@ mod connect;
 mod controller;
 mod directory;
 mod discovery;
+mod generated_keys;
 #[cfg(any(test, fuzzing))]
 mod harness;
 mod limits;
 mod subsystem;
 
 pub use connect::{
-    AdminConnect, ConnectContext, ConnectError, ConnectOk, IoConnect, SecureChannel, SubsystemPort, connect,
+    AdminConnect, AuthRequirement, ConnectContext, ConnectError, ConnectOk, IoConnect, SecureChannel,
+    SubsystemPort, connect,
 };
 pub use controller::{
     AdminCompletion, Controller, ControllerAction, ControllerEvent, HealthCounters, TerminationReason,

@@ -131,6 +131,12 @@ pub struct SubsystemNamespace {
 }
 
 impl Subsystem {
+    /// Whether a host may use secure channel concatenation: it has keys to authenticate with, and no configured
+    /// key of TLS.
+    pub fn concatenates(&self, host: &Nqn) -> bool {
+        self.host_keys.contains_key(host) && !self.tls_hosts.contains_key(host)
+    }
+
     /// An NVM subsystem without namespaces that allows no host.
     pub fn new(nqn: Nqn) -> Subsystem {
         Subsystem {

@@ -153,6 +153,8 @@ pub(crate) enum FabricsTimeout {
     Handshake,
     /// The host did not authenticate in time.
     Authentication,
+    /// The host did not connect anew, with TLS, in time after secure channel concatenation.
+    Concatenation,
     /// The keep alive timer of the queue's controller has expired.
     KeepAlive,
 }
@@ -162,6 +164,9 @@ impl fmt::Display for FabricsTimeout {
         formatter.write_str(match self {
             FabricsTimeout::Handshake => "the handshake timed out",
             FabricsTimeout::Authentication => "the authentication timed out",
+            FabricsTimeout::Concatenation => {
+                "authenticated with secure channel concatenation, and did not come back with TLS in time"
+            }
             FabricsTimeout::KeepAlive => "sent no Keep Alive in time",
         })
     }
@@ -300,6 +305,9 @@ impl<L: FabricsLink> FabricsQueue<L> {
             return Ok(());
         }
         match self.role {
+            ConnectionRole::Admin(_) if is_due && self.concatenates() && self.is_authenticated() => {
+                Err(FabricsTimeout::Concatenation)
+            }
             ConnectionRole::Admin(_) | ConnectionRole::Io(_) if is_due => Err(FabricsTimeout::Authentication),
             ConnectionRole::Admin(_) => {
                 self.controller_event(ControllerEvent::Tick, now_ns);

@@ -11,6 +11,7 @@ mod link;
 mod moving;
 mod parameters;
 mod protocol;
+mod psks;
 mod secure;
 mod secure_ports;
 #[cfg(any(test, fuzzing))]

@@ -14,3 +14,5 @@ NEWEST = Machine(nvme=(Nvme(),), newest=True)
 NO_IOMMU = Machine(nvme=(Nvme(),), hugepages=16, vfio=True)
 # With tlshd, keyctl and an nvme-cli for TLS.
 TLS = Machine(tls=True)
+# The same with the newest kernel, whose host has secure channel concatenation.
+NEWEST_TLS = Machine(tls=True, newest=True)

@@ -270,8 +270,8 @@ def load_order(wanted, paths, builtin, info_of):
 
 class Image:
     """A kernel and an initramfs, built once and cached; with `vfio`, a kernel with rebuilt VFIO modules (see
-    `modules`), with `newest`, that of the backports to the next release. With `tls`, kernel and programs are those of
-    the next release, the first that has what TLS requires."""
+    `modules`), with `newest`, that of the backports to the next release. With `tls`, programs, and without `newest` the
+    kernel, are those of the next release, the first that has what TLS requires."""
 
     def __init__(self, cache, release=None, refresh=False, vfio=False, newest=False, tls=False):
         self.names = PACKAGES + TLS_PACKAGES * tls

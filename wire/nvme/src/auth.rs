@@ -62,6 +62,18 @@ wire_enum! {
 }
 
 wire_enum! {
+    /// Secure channel concatenation (SC_C; Base 2.1, section 8.3.4.5.2): what becomes of the session key.
+    Concatenation: u8 {
+        /// Nothing.
+        None = 0,
+        /// A PSK with which the host connects anew, with TLS.
+        NewTlsPsk = 2,
+        /// A PSK which replaces the one that the connection's TLS was established with.
+        ReplaceTlsPsk = 3,
+    }
+}
+
+wire_enum! {
     /// Why an authentication fails (Base 2.0, figure 470): the explanation of reason code 1.
     AuthFailure: u8 {
         /// The peer has not proved its identity.
@@ -222,7 +234,7 @@ pub struct AuthProtocol {
 /// AUTH_Negotiate (Base 2.0, section 8.13.5.2).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AuthNegotiate {
-    /// Secure channel concatenation (SC_C); 0 for none.
+    /// Secure channel concatenation (SC_C), a [`Concatenation`] or another.
     pub concatenation: u8,
     /// The protocols; at most 255.
     pub protocols: Vec<AuthProtocol>,
@@ -246,11 +258,11 @@ pub struct AuthChallenge<'a> {
 /// DH-HMAC-CHAP_Reply (Base 2.0, section 8.13.5.4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AuthReply<'a> {
-    /// Sequence number (S2); 0 without a challenge.
+    /// Sequence number (S2); 0 without a challenge, and with one that is for the generated PSK alone.
     pub sequence: u32,
     /// The host's response (R1).
     pub response: &'a [u8],
-    /// The host's challenge (C2); `None` if the controller need not authenticate.
+    /// The host's challenge (C2); `None` if neither the controller has to authenticate nor a PSK is generated.
     pub challenge: Option<&'a [u8]>,
     /// The host's value of the group.
     pub dh_value: &'a [u8],

@@ -268,23 +268,31 @@ impl InvalidParameter {
 }
 
 /// Result of a successful Connect (Base 2.0, section 6.3).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ConnectResponse {
     /// Controller identifier.
     pub cntlid: u16,
     /// The host must authenticate in-band before other commands (AUTHREQ.ATR).
     pub authentication_required: bool,
+    /// The host must also ask for secure channel concatenation (AUTHREQ.ASCR).
+    pub secure_channel_required: bool,
 }
 
 impl ConnectResponse {
     /// Encodes the result of the completion.
     pub const fn to_result(self) -> u64 {
-        self.cntlid as u64 | (self.authentication_required as u64) << 17
+        self.cntlid as u64
+            | (self.authentication_required as u64) << 17
+            | (self.secure_channel_required as u64) << 18
     }
 
     /// Decodes the result of a completion.
     pub const fn from_result(result: u64) -> ConnectResponse {
-        ConnectResponse { cntlid: result as u16, authentication_required: result >> 17 & 1 != 0 }
+        ConnectResponse {
+            cntlid: result as u16,
+            authentication_required: result >> 17 & 1 != 0,
+            secure_channel_required: result >> 18 & 1 != 0,
+        }
     }
 }
 

@@ -5,7 +5,7 @@ use anyhow::bail;
 use super::examples::Example;
 use super::fio::FioTarget;
 use super::instructions::CountedExample;
-use super::load::{self, BenchDevice, IoPattern, RemoteLoad};
+use super::load::{self, BenchDevice, IoPattern, RemoteLoad, TlsComparison};
 use super::server::TargetTransport;
 use super::stacked::StackedLayer;
 use super::store::{LoopCache, StoreFault};
@@ -31,6 +31,8 @@ enum BenchmarkKind {
     /// The same over TCP with a null device, compared with an echo over bare sockets; with data digests if
     /// true.
     Bare(IoPattern, bool),
+    /// Target and load generator over TCP with TLS, and without.
+    Tls(IoPattern, TlsComparison),
     /// Target and load generator on the same two cores, with 16 connections.
     Shared(load::TargetScheduler),
     /// A session of iscsi-perf, with so many commands in flight.
@@ -260,6 +262,16 @@ pub(super) const ALL: &[Benchmark] = &[
     ),
     case("tcp-null-128k", "128 KiB reads over TCP, null device, QD 16", tcp(Null, LARGE, "spin")),
     case("tcp-malloc-128k", "the same from a memory device", tcp(Malloc, LARGE, "spin")),
+    case(
+        "tls-read-128k",
+        "128 KiB reads of a memory device with TLS, QD 16, beside the same without and the cipher",
+        BenchmarkKind::Tls(LARGE, TlsComparison::Cpu),
+    ),
+    case(
+        "tls-read-qd1",
+        "4 KiB reads of a memory device with TLS, QD 1, beside the same without",
+        BenchmarkKind::Tls(pattern_4k("randread", 1), TlsComparison::Latency),
+    ),
     case(
         "tcp-2x16",
         "4 KiB reads, 16 connections of QD 8, target and generator on the same two cores",
@@ -628,6 +640,7 @@ impl Benchmark {
                 load::remote(context, &RemoteLoad { transport, device, pattern, idle, query: "" })
             }
             Bare(pattern, data_digest) => bare::compare(context, pattern, *data_digest),
+            BenchmarkKind::Tls(pattern, comparison) => load::compare_tls(context, pattern, *comparison),
             BenchmarkKind::Shared(scheduler) => load::shared(context, *scheduler),
             BenchmarkKind::Iscsi(device, depth) => iscsi::reads(context, *device, *depth),
             BenchmarkKind::IscsiTwoSessions => iscsi::two_sessions(context),
@@ -687,6 +700,7 @@ impl Benchmark {
             self.kind,
             BenchmarkKind::Remote(..)
                 | Bare(..)
+                | BenchmarkKind::Tls(..)
                 | BenchmarkKind::Shared(_)
                 | BenchmarkKind::Vhost(..)
                 | BenchmarkKind::Attack(_)

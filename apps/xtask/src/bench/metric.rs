@@ -102,6 +102,14 @@ pub(super) enum BenchMetric {
     MovedMs,
     /// 99th percentile while replicas are copied as a multiple of that before.
     CopyP99Ratio,
+    /// CPU time of both ends per I/O without TLS, in nanoseconds.
+    PlainCpuNs,
+    /// CPU time of the cipher alone for the bytes of an I/O, at both ends, in nanoseconds.
+    CipherCpuNs,
+    /// CPU time of both ends per I/O with TLS as a multiple of those two together.
+    TlsCpuRatio,
+    /// Mean latency with TLS less that without, in microseconds.
+    TlsAddedUs,
     /// IOPS of an image of Ceph.
     CephIops,
     /// CPU time of Ceph's OSDs per I/O, in nanoseconds.
@@ -184,6 +192,10 @@ impl BenchMetric {
             BenchMetric::RecoveryMs => "recovery_ms",
             BenchMetric::MovedMs => "moved_ms",
             BenchMetric::CopyP99Ratio => "latency_p99_of_undisturbed",
+            BenchMetric::PlainCpuNs => "plain_cpu_ns_per_io",
+            BenchMetric::CipherCpuNs => "cipher_cpu_ns_per_io",
+            BenchMetric::TlsCpuRatio => "cpu_of_plain_and_cipher",
+            BenchMetric::TlsAddedUs => "latency_added_us",
             BenchMetric::CephIops => "ceph_iops",
             BenchMetric::CephCpuNs => "ceph_cpu_ns_per_io",
             BenchMetric::CephRatio => "iops_of_ceph",
@@ -251,6 +263,10 @@ impl BenchMetric {
             BenchMetric::RecoveryMs => "healthy again",
             BenchMetric::MovedMs => "moved",
             BenchMetric::CopyP99Ratio => "p99 / before",
+            BenchMetric::PlainCpuNs => "CPU without TLS",
+            BenchMetric::CipherCpuNs => "cipher alone",
+            BenchMetric::TlsCpuRatio => "CPU / plain and cipher",
+            BenchMetric::TlsAddedUs => "added",
             BenchMetric::CephIops => "Ceph",
             BenchMetric::CephCpuNs => "Ceph's CPU",
             BenchMetric::CephRatio => "IOPS / Ceph's",
@@ -315,12 +331,18 @@ impl BenchMetric {
             },
             BenchMetric::Gibps => format!("{value:.2} GiB/s"),
             BenchMetric::MeanUs | BenchMetric::P99Us if value < 1.0 => format!("{:.0} ns", value * 1e3),
-            BenchMetric::MeanUs | BenchMetric::P99Us | BenchMetric::RemoveUs => format!("{value:.1} µs"),
+            BenchMetric::MeanUs | BenchMetric::P99Us | BenchMetric::RemoveUs | BenchMetric::TlsAddedUs => {
+                format!("{value:.1} µs")
+            }
             BenchMetric::BdevKib => format!("{value:.2} KiB"),
             BenchMetric::HostCpuNs | BenchMetric::TargetCpuNs | BenchMetric::CephCpuNs if value < 1000.0 => {
                 format!("{value:.0} ns")
             }
-            BenchMetric::HostCpuNs | BenchMetric::TargetCpuNs | BenchMetric::CephCpuNs => {
+            BenchMetric::HostCpuNs
+            | BenchMetric::TargetCpuNs
+            | BenchMetric::CephCpuNs
+            | BenchMetric::PlainCpuNs
+            | BenchMetric::CipherCpuNs => {
                 format!("{:.1} µs", value / 1e3)
             }
             BenchMetric::HostUserNs
@@ -364,6 +386,7 @@ impl BenchMetric {
             | BenchMetric::CephCpuRatio
             | BenchMetric::ChurnRatio
             | BenchMetric::OneSessionRatio
+            | BenchMetric::TlsCpuRatio
             | BenchMetric::FirstWriteRatio
             | BenchMetric::MetadataReadRatio
             | BenchMetric::MetadataDecodeRatio

@@ -106,6 +106,8 @@ const ALL: &[ReferenceFigure] = &[
     goal("bare-write-digest-qd32", BenchMetric::BareRatio, BARE),
     entry("tcp-malloc-read", BenchMetric::Iops, 506e3, BenchGoal::Times(1.5)),
     entry("tcp-malloc-write", BenchMetric::Iops, 413e3, BenchGoal::Times(1.5)),
+    goal("tls-read-128k", BenchMetric::TlsCpuRatio, BenchGoal::AtMost(1.15)),
+    goal("tls-read-qd1", BenchMetric::TlsAddedUs, BenchGoal::AtMost(5.0)),
     entry("tcp-null-128k", BenchMetric::Gibps, 4.5, BenchGoal::None),
     entry("tcp-malloc-128k", BenchMetric::Gibps, 2.5, BenchGoal::Times(1.5)),
     goal("attack-66", BenchMetric::AttackRatio, BenchGoal::AtLeast(0.5)),

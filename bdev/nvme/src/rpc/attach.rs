@@ -233,6 +233,9 @@ control::parameters! {
         dhchap_ctrlr_key: Option<String>,
         /// Key of the keyring with which connections use TLS 1.3; only over TCP, and with a `hostnqn`
         psk: Option<String>,
+        /// Authenticate with secure channel concatenation, which generates the key with which all queues use TLS
+        /// 1.3; only over TCP, with a `dhchap_key` and without a `psk`
+        concat: bool = false,
         /// How the key is derived: as the specification says, or as libnvme did until July 2025
         psk_derivation: Option<PskDerivation>,
         /// Priority of packets on this machine (SO_PRIORITY), 0 to 6, or up to 65535 with CAP_NET_ADMIN; only
@@ -353,6 +356,17 @@ impl AttachController {
         Ok((id, loss_timeouts))
     }
 
+    /// Whether both ends generate the key of TLS.
+    fn concatenates(&self, id: &TransportId) -> Result<bool, RpcError> {
+        let refused = |why: &str| Err(RpcError::new(RpcError::EINVAL, format!("concat {why}")));
+        match self.concat {
+            true if !matches!(id.0, Uri::Tcp(_)) => refused("is possible over TCP only"),
+            true if self.dhchap_key.is_none() => refused("needs a dhchap_key"),
+            true if self.psk.is_some() => refused("needs no psk: the authentication generates one"),
+            concatenates => Ok(concatenates),
+        }
+    }
+
     /// The key of TLS, if there is one.
     fn tls(&self, module: &NvmeModule, id: &TransportId) -> Result<Option<nvme::HostTls>, RpcError> {
         let Some(name) = &self.psk else { return Ok(None) };
@@ -397,6 +411,7 @@ fn attach(
     }
     path.options.authentication = Some(options.credentials(keys));
     path.options.tls = params.tls(module, &id)?;
+    path.options.concat = params.concatenates(&id)?;
     if params.priority.is_some() && !matches!(id.0, Uri::Tcp(_)) {
         return Err(RpcError::new(RpcError::EINVAL, "priority: only connections over TCP have one"));
     }

@@ -166,7 +166,7 @@ const TABLE: &[(AuthHash, u8, DhGroup, &str)] = &[
 
 /// Bytes that ascend from the number of the call, and sequence numbers from 1.
 #[derive(Default)]
-struct Counted {
+pub(super) struct Counted {
     fills: u8,
     sequences: u32,
 }

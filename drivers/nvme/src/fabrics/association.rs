@@ -13,6 +13,7 @@ use std::task::{Poll, Waker};
 
 use block_io::{FabricsStatus, Op, Request, Tag};
 use dma::{Buffer, Data};
+use nvme_auth::{Concatenation, TlsPsk};
 use reactor::{Core, Period, PollResult, Poller};
 use wire_nvme::admin::{Identify, SetFeatures};
 use wire_nvme::aer::AsyncEvent;
@@ -151,7 +152,29 @@ impl<Q: FabricsQueue> Association<Q> {
         options: &Options,
         io_queues: u16,
     ) -> Result<Association<Q>, NvmeOpenError> {
-        let remote = Q::resolve(uri)?;
+        let mut remote = Q::resolve(uri)?;
+        let mut generation = 0;
+        if options.concat {
+            let mut plain = Association::<Q>::begin(core, remote.clone(), uri.subnqn(), options)?;
+            plain.initialize().await?;
+            let psk = plain.concatenate().await?;
+            generation = plain.handle.authenticated_keys.load(Ordering::Acquire);
+            Q::use_psk(&mut remote, psk)?;
+        }
+        let mut association = Association::begin(core, remote, uri.subnqn(), options)?;
+        association.handle.authenticated_keys.store(generation, Ordering::Release);
+        association.initialize().await?;
+        association.establish(io_queues).await?;
+        Ok(association)
+    }
+
+    /// An association whose admin queue is being connected.
+    fn begin(
+        core: &Core,
+        remote: Q::Remote,
+        subnqn: &Nqn,
+        options: &Options,
+    ) -> Result<Association<Q>, NvmeOpenError> {
         let queue = Q::connect(core, &remote, ADMIN_DEPTH, QueuePurpose::Admin, options)?;
         let keep_alive = KeepAliveTimer::new(u64::from(options.keep_alive_ms) * 1_000_000);
         let quiesced_ns = keep_alive.quiesced_ns().clone();
@@ -169,7 +192,7 @@ impl<Q: FabricsQueue> Association<Q> {
         }));
         let name = format!("nvme admin {remote}");
         core.add_poller(Box::new(AssociationPoller { inner: inner.clone(), name }), Period::EveryTurn);
-        let mut association = Association {
+        Ok(Association {
             inner,
             core: core.clone(),
             timeout_ns: options.timeout_ns,
@@ -177,7 +200,7 @@ impl<Q: FabricsQueue> Association<Q> {
             authentication_required: false,
             handle: AssociationHandle {
                 remote,
-                subnqn: uri.subnqn().clone(),
+                subnqn: subnqn.clone(),
                 options: options.clone(),
                 cntlid: 0,
                 entries_max: 2,
@@ -188,13 +211,11 @@ impl<Q: FabricsQueue> Association<Q> {
                 quiesced_ns,
                 authenticated_keys: Arc::default(),
             },
-        };
-        association.initialize().await?;
-        association.establish(io_queues).await?;
-        Ok(association)
+        })
     }
 
-    async fn establish(&mut self, io_queues: u16) -> Result<(), NvmeOpenError> {
+    /// Executes Connect.
+    async fn connect(&mut self) -> Result<ConnectResponse, NvmeOpenError> {
         let (sqe, data) =
             connect_command(&self.handle.options, &self.handle.subnqn, 0, ADMIN_DEPTH, CNTLID_DYNAMIC);
         let connected = match self.execute(sqe, None, CommandData::None, &data).await {
@@ -205,7 +226,26 @@ impl<Q: FabricsQueue> Association<Q> {
         };
         let connected = ConnectResponse::from_result(connected);
         self.authentication_required = connected.authentication_required;
-        self.authenticate().await?;
+        Ok(connected)
+    }
+
+    /// Authenticates on a connection that serves nothing else (Base 2.1, section 8.3.4.5.9). Returns the key of
+    /// TLS with which the host connects anew.
+    async fn concatenate(&mut self) -> Result<TlsPsk, NvmeOpenError> {
+        self.connect().await?;
+        let psk = self.authenticate(Concatenation::NewTlsPsk).await?;
+        psk.ok_or(NvmeOpenError::InvalidArgument("the authentication has generated no key of TLS"))
+    }
+
+    async fn establish(&mut self, io_queues: u16) -> Result<(), NvmeOpenError> {
+        let connected = self.connect().await?;
+        match self.handle.options.concat {
+            // The key of its TLS is that of both ends' authentication.
+            true if !connected.authentication_required => {}
+            true => self.replace_psk().await?,
+            false if connected.secure_channel_required => return Err(NvmeOpenError::SecureChannelRequired),
+            false => drop(self.authenticate(Concatenation::None).await?),
+        }
         self.handle.cntlid = connected.cntlid;
         self.handle.entries_max = self.enable().await?;
         let data = self.identify(Cns::Controller, 0, "Identify Controller").await?;
@@ -237,14 +277,22 @@ impl<Q: FabricsQueue> Association<Q> {
         Ok(())
     }
 
+    /// Authenticates with the keys of now, which generates the key of TLS for further queues.
+    async fn replace_psk(&mut self) -> Result<(), NvmeOpenError> {
+        match self.authenticate(Concatenation::ReplaceTlsPsk).await? {
+            Some(psk) => Q::use_psk(&mut self.handle.remote, psk),
+            None => Ok(()),
+        }
+    }
+
     /// Authenticates with the keys of now.
-    async fn authenticate(&mut self) -> Result<(), NvmeOpenError> {
+    async fn authenticate(&mut self, how: Concatenation) -> Result<Option<TlsPsk>, NvmeOpenError> {
         let (options, subnqn) = (self.handle.options.clone(), self.handle.subnqn.clone());
         // Before the keys: those that are set meanwhile are newer.
         let generation = options.authentication.as_ref().map_or(0, HostCredentials::generation);
-        authenticate(self, 0, self.authentication_required, &options, &subnqn).await?;
+        let psk = authenticate(self, 0, self.authentication_required, &options, &subnqn, how).await?;
         self.handle.authenticated_keys.store(generation, Ordering::Release);
-        Ok(())
+        Ok(psk)
     }
 
     /// Authenticates anew on the admin queue if the host has got other keys since the last time (Base 2.0,
@@ -260,7 +308,10 @@ impl<Q: FabricsQueue> Association<Q> {
         if !has_new_keys {
             return Ok(());
         }
-        let authenticated = self.authenticate().await;
+        let authenticated = match self.handle.options.concat {
+            true => self.replace_psk().await,
+            false => self.authenticate(Concatenation::None).await.map(drop),
+        };
         let mut inner = self.inner.borrow_mut();
         if authenticated.is_err() && inner.queue.failure().is_none() {
             inner.queue.fail(ControllerFailure::Reauthentication);

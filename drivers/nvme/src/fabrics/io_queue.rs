@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use block_io::{Channel, Completion, FabricsStatus, Op, Request, Status, Tag};
 use dma::Data;
+use nvme_auth::Concatenation;
 use reactor::Core;
 use wire_nvme::Sqe;
 use wire_nvme::fabrics::ConnectResponse;
@@ -103,7 +104,11 @@ impl<Q: FabricsQueue> ConnectedQueue<Q> {
         connection.reauthentication = QueueReauthentication::new(association, qid_number, is_required);
         let mut messages =
             QueueMessages { connection: &mut connection, core, timeout_ns: options.timeout_ns };
-        authenticate(&mut messages, qid_number, is_required, options, subnqn).await?;
+        // With a key that the host's authentication has generated, it is authenticated.
+        if is_required || !options.concat {
+            let none = Concatenation::None;
+            authenticate(&mut messages, qid_number, is_required, options, subnqn, none).await?;
+        }
         connection.queue.set_in_capsule_max(association.capsule_bytes);
         Ok(connection)
     }

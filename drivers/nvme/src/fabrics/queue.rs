@@ -4,6 +4,7 @@ use std::fmt;
 
 use block_io::Request;
 use dma::Data;
+use nvme_auth::TlsPsk;
 use reactor::Core;
 use wire_nvme::fabrics::Nqn;
 use wire_nvme::{Cqe, Sqe};
@@ -97,6 +98,15 @@ pub trait FabricsQueue: Sized + 'static {
         purpose: QueuePurpose,
         options: &Options,
     ) -> Result<Self, NvmeOpenError>;
+
+    /// Has the queues that are connected from now on, also those of clones of `remote`, use TLS with a key.
+    ///
+    /// # Errors
+    /// The transport has no TLS.
+    fn use_psk(remote: &mut Self::Remote, psk: TlsPsk) -> Result<(), NvmeOpenError> {
+        let _ = (remote, psk);
+        Err(NvmeOpenError::InvalidArgument("secure channel concatenation is possible over TCP only"))
+    }
 
     /// A failure before the queue was ready, as the reason why it could not be opened.
     fn connect_error(remote: &Self::Remote, failure: ControllerFailure) -> NvmeOpenError;

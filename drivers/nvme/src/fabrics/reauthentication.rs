@@ -87,7 +87,8 @@ impl QueueReauthentication {
         is_required: bool,
     ) -> Option<Box<QueueReauthentication>> {
         let AssociationHandle { options, subnqn, authenticated_keys, .. } = association;
-        let credentials = options.authentication.clone()?;
+        // I/O queues with a generated key do not authenticate.
+        let credentials = options.authentication.clone().filter(|_| is_required || !options.concat)?;
         Some(Box::new(QueueReauthentication {
             generation: authenticated_keys.load(Ordering::Acquire),
             authenticated_keys: authenticated_keys.clone(),

@@ -2,10 +2,11 @@
 
 use std::fmt;
 use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
 
 use block_io::Request;
 use dma::Data;
-use nvme_auth::{AuthHash, TlsIdentityVersion};
+use nvme_auth::{AuthHash, TlsIdentityVersion, TlsPsk};
 use reactor::Core;
 use sockets::{ConnectOptions, CoreNetwork, NetworkEvent, SentEvent, Sockets};
 use tls::{Psk, PskHash, TlsLayer};
@@ -38,7 +39,21 @@ pub struct TcpRemote {
     pub data_digest: bool,
     /// The subsystem, for which a key of TLS is derived.
     pub subnqn: Nqn,
+    /// The key of TLS that the host's authentication has generated; `None` for none.
+    pub generated: Option<GeneratedPsk>,
 }
+
+/// A generated key of TLS. Clones share it, and the one that replaces it.
+#[derive(Clone, Debug)]
+pub struct GeneratedPsk(Arc<Mutex<TlsPsk>>);
+
+impl PartialEq for GeneratedPsk {
+    fn eq(&self, other: &GeneratedPsk) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for GeneratedPsk {}
 
 impl fmt::Display for TcpRemote {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -56,11 +71,35 @@ impl FabricsUri for TcpUri {
     }
 }
 
-/// The layer of a connection with a key.
-fn tls_layer(tls: &HostTls, remote: &TcpRemote, options: &Options) -> Result<TlsLayer, NvmeOpenError> {
+/// The key of a queue's TLS; `None` without TLS.
+fn tls_psk(
+    remote: &TcpRemote,
+    purpose: QueuePurpose,
+    options: &Options,
+) -> Result<Option<TlsPsk>, NvmeOpenError> {
+    match (&options.tls, &remote.generated) {
+        (Some(_), _) if options.concat => {
+            Err(NvmeOpenError::InvalidArgument("secure channel concatenation needs no psk: it generates one"))
+        }
+        (Some(tls), _) => configured_psk(tls, remote, options).map(Some),
+        (None, Some(generated)) => Ok(Some(sync::lock(&generated.0).clone())),
+        // Without TLS a host with concatenation only generates the key.
+        (None, None) if options.concat && purpose != QueuePurpose::Admin => {
+            Err(NvmeOpenError::InvalidArgument("no key of TLS has been generated yet"))
+        }
+        (None, None) => Ok(None),
+    }
+}
+
+fn configured_psk(tls: &HostTls, remote: &TcpRemote, options: &Options) -> Result<TlsPsk, NvmeOpenError> {
     let (host, version) = (hostnqn(options), TlsIdentityVersion::One);
     let psk = tls.key.psk(host.as_str(), remote.subnqn.as_str(), version, tls.derivation);
-    let psk = psk.and_then(|psk| {
+    psk.ok_or_else(|| NvmeOpenError::Psk("has no identity for these names".into()))
+}
+
+/// The layer of a connection with a key.
+fn tls_layer(psk: TlsPsk) -> Result<TlsLayer, NvmeOpenError> {
+    let psk = Some(psk).and_then(|psk| {
         let hash = match psk.hash {
             AuthHash::Sha256 => PskHash::Sha256,
             AuthHash::Sha384 => PskHash::Sha384,
@@ -94,7 +133,15 @@ impl<N: CoreNetwork> FabricsQueue for TcpConnection<N> {
     fn resolve(uri: &TcpUri) -> Result<TcpRemote, NvmeOpenError> {
         let (header_digest, data_digest) = (uri.header_digest, uri.data_digest);
         let (address, source, subnqn) = (uri.resolve()?, uri.source, uri.subnqn.clone());
-        Ok(TcpRemote { address, source, header_digest, data_digest, subnqn })
+        Ok(TcpRemote { address, source, header_digest, data_digest, subnqn, generated: None })
+    }
+
+    fn use_psk(remote: &mut TcpRemote, psk: TlsPsk) -> Result<(), NvmeOpenError> {
+        match &remote.generated {
+            Some(generated) => *sync::lock(&generated.0) = psk,
+            None => remote.generated = Some(GeneratedPsk(Arc::new(Mutex::new(psk)))),
+        }
+        Ok(())
     }
 
     fn connect(
@@ -104,7 +151,7 @@ impl<N: CoreNetwork> FabricsQueue for TcpConnection<N> {
         purpose: QueuePurpose,
         options: &Options,
     ) -> Result<TcpConnection<N>, NvmeOpenError> {
-        let layer = options.tls.as_ref().map(|tls| tls_layer(tls, remote, options)).transpose()?;
+        let layer = tls_psk(remote, purpose, options)?.map(tls_layer).transpose()?;
         let mut network = N::of_core(core);
         let (type_of_service, priority) = (options.type_of_service, options.socket_priority);
         let how = ConnectOptions { source: remote.source, type_of_service, priority };

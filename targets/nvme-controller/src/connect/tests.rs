@@ -296,3 +296,95 @@ fn completion_returns_controller_and_flow_control() {
     assert!(fixture.directory.controllers(&subnqn()).is_empty());
     assert_eq!(sqe.data, DataPointer::default());
 }
+
+/// Secure channel concatenation: a subsystem whose host has a key of authentication, at a port with TLS.
+fn concatenating() -> ConnectFixture {
+    let mut subsystem = subsystem();
+    let key = nvme_auth::AuthKey::new(None, &[1; 32]).unwrap();
+    subsystem.host_keys.insert(host(), AuthKeys { host: key, controller: None });
+    ConnectFixture::new(subsystem)
+}
+
+fn generated(number: u8) -> nvme_auth::TlsPsk {
+    let key = nvme_auth::TlsKey::new(None, &[number; 32]).unwrap();
+    let psk = key.psks(host().as_str(), subnqn().as_str()).swap_remove(0);
+    let identity = format!("NVMe1G01 {} {} {number}", host(), subnqn());
+    nvme_auth::TlsPsk { identity, ..psk }
+}
+
+impl ConnectFixture {
+    fn connect_secure(
+        &self,
+        psk: Option<&nvme_auth::TlsPsk>,
+        qid: u16,
+        cntlid: u16,
+    ) -> Result<ConnectOk, ConnectError> {
+        let channel = psk.map(|psk| SecureChannel::of_identity(&psk.identity).unwrap());
+        let context = ConnectContext {
+            secure: channel.as_ref(),
+            directory: &self.directory,
+            limits: &self.limits,
+            port: SubsystemPort { secure: true, ..SubsystemPort::default() },
+        };
+        let data = connect_data(self.subsystem.nqn.clone(), cntlid);
+        connect(&connect_sqe(qid, 32, 0), &data, &context, |_| Some(self.subsystem.clone()))
+    }
+}
+
+#[test]
+fn a_generated_key_is_for_one_admin_queue_and_its_io_queues() {
+    let fixture = concatenating();
+    let invalid_host = |result: Result<ConnectOk, ConnectError>| {
+        assert_eq!(result.map(drop).unwrap_err().status, Status::CONNECT_INVALID_HOST);
+    };
+    let plain = fixture.connect_secure(None, 0, CNTLID_DYNAMIC).unwrap();
+    let answer = wire_nvme::fabrics::ConnectResponse::from_result(plain.cqe(0).result);
+    assert!(answer.authentication_required && answer.secure_channel_required);
+    assert_eq!(plain.requirement().concatenation(0), ConcatenationRule::Required);
+    invalid_host(fixture.connect_secure(None, 1, answer.cntlid));
+    let (psk, other) = (generated(1), generated(2));
+    invalid_host(fixture.connect_secure(Some(&psk), 0, CNTLID_DYNAMIC));
+    fixture.directory.add_generated_key(plain.association(), psk.clone(), 0, 100);
+    invalid_host(fixture.connect_secure(Some(&psk), 1, answer.cntlid));
+    invalid_host(fixture.connect_secure(Some(&other), 0, CNTLID_DYNAMIC));
+    drop(plain);
+    assert_eq!(fixture.directory.generated_key(&psk.identity, 50).as_ref(), Some(&psk));
+    let admin = fixture.connect_secure(Some(&psk), 0, CNTLID_DYNAMIC).unwrap();
+    let answer = wire_nvme::fabrics::ConnectResponse::from_result(admin.cqe(0).result);
+    assert!(!answer.authentication_required && !answer.secure_channel_required);
+    assert_eq!(admin.requirement().concatenation(0), ConcatenationRule::Replaces);
+    assert_eq!(admin.requirement().concatenation(1), ConcatenationRule::Refused);
+    // It has no time any more, and no other controller.
+    assert!(fixture.directory.generated_key(&psk.identity, 1000).is_some());
+    invalid_host(fixture.connect_secure(Some(&psk), 0, CNTLID_DYNAMIC));
+    let ConnectOk::Admin(admin) = admin else { panic!() };
+    let mut controller = Controller::new(admin, Arc::new(fixture.limits.clone()), Arc::default(), 0);
+    let sqe = crate::harness::property_set(0x14, crate::harness::LINUX_CC);
+    controller.handle(ControllerEvent::Command { sqe: &sqe, data: &[] }, 0, &mut Vec::new());
+    drop(fixture.connect_secure(Some(&psk), 1, answer.cntlid).unwrap());
+    invalid_host(fixture.connect_secure(None, 1, answer.cntlid));
+    invalid_host(fixture.connect(&connect_sqe(1, 32, 0), &connect_data(subnqn(), answer.cntlid)));
+    fixture.directory.replace_generated_key(controller.association(), other.clone());
+    invalid_host(fixture.connect_secure(Some(&psk), 1, answer.cntlid));
+    assert_eq!(fixture.directory.generated_key(&psk.identity, 0), None);
+    drop(fixture.connect_secure(Some(&other), 1, answer.cntlid).unwrap());
+    drop(controller);
+    assert_eq!(fixture.directory.generated_keys(), 0);
+}
+
+#[test]
+fn unused_generated_keys_expire_and_are_few() {
+    let fixture = concatenating();
+    let plain = fixture.connect_secure(None, 0, CNTLID_DYNAMIC).unwrap();
+    let used = fixture.connect_secure(None, 0, CNTLID_DYNAMIC).unwrap();
+    fixture.directory.replace_generated_key(used.association(), generated(99));
+    for number in 0..40 {
+        fixture.directory.add_generated_key(plain.association(), generated(number), 0, 100);
+    }
+    assert_eq!(fixture.directory.generated_keys(), 17);
+    let is_there =
+        |number, now_ns| fixture.directory.generated_key(&generated(number).identity, now_ns).is_some();
+    assert!(is_there(39, 99) && is_there(24, 99) && !is_there(23, 99));
+    assert!(!is_there(39, 100) && is_there(99, u64::MAX));
+    assert_eq!(fixture.directory.generated_keys(), 1);
+}

@@ -1,13 +1,16 @@
 //! In-band authentication of hosts over fabrics: on every queue, before any other command.
 
 use block_io::Status;
-use nvme_auth::{AuthParties, AuthStatus, ControllerAuth, Received, SystemNonces, explain};
-use nvme_controller::ConnectOk;
+use nvme_auth::{
+    AuthParties, AuthStatus, ConcatenationRule, ControllerAuth, Received, SystemNonces, TlsPsk, explain,
+};
 use nvme_controller::io_queue::{AdminCommand, CommandToken};
+use nvme_controller::{AuthRequirement, ConnectOk, ControllerAssociation};
 use wire_nvme::Sqe;
 use wire_nvme::auth::{AUTH_MESSAGE_MAX, AuthCommand};
-use wire_nvme::fabrics::fabrics_type;
-use wire_nvme::opcode::{FABRICS, FabricsType};
+use wire_nvme::fabrics::{PropertySet, fabrics_type};
+use wire_nvme::opcode::{AdminOpcode, FABRICS, FabricsType};
+use wire_nvme::registers::offset;
 use wire_nvme::sqe::{Fuse, Psdt};
 
 use super::{ConnectionRole, FabricsCore, FabricsLink, FabricsQueue};
@@ -23,14 +26,55 @@ const INVALID_FIELD: Status = Status::INVALID_FIELD.do_not_retry();
 /// in, and is closed after `connect_timeout_ms`. Later the host may authenticate anew, within the same time.
 /// A failure closes the connection: no other command is executed from then on. Exponentiations block; a poll
 /// computes one, and the others wait.
+///
+/// With secure channel concatenation the host makes a key of TLS on a connection without, which counts as one
+/// that has not logged in until it closes. On it the host, which may not know yet whether it will be accepted,
+/// can look at the controller, but not change anything but its own controller's state. The host connects anew
+/// with the key; there it need not authenticate, but may, to replace the key.
 pub(crate) struct QueueAuthentication {
     exchange: ControllerAuth,
-    /// It has succeeded.
+    /// It has succeeded, and none has failed since.
     is_done: bool,
+    /// It has succeeded once, or need not.
+    has_logged_in: bool,
     /// A message that waits for its turn to be computed, and until when.
     waiting: Option<(AdminCommand, u64)>,
-    /// Within which time an exchange of a host has to end that is authenticated already.
+    /// Within which time an exchange of a host has to end that is authenticated already, and a host has to come
+    /// back with a key of TLS.
     timeout_ns: u64,
+}
+
+/// Whether a host may send a command on a connection without TLS after secure channel concatenation: those with
+/// which hosts begin before they connect anew. They neither have data nor change what others see.
+fn is_permitted_before_tls(sqe: &Sqe) -> bool {
+    if sqe.opcode == FABRICS {
+        return match fabrics_type(sqe) {
+            Ok(FabricsType::PropertySet) => {
+                PropertySet::from_sqe(sqe).is_ok_and(|set| set.offset == offset::CC)
+            }
+            Ok(FabricsType::PropertyGet | FabricsType::Disconnect) => true,
+            _ => false,
+        };
+    }
+    matches!(
+        AdminOpcode::from_wire(sqe.opcode),
+        Some(
+            AdminOpcode::Identify
+                | AdminOpcode::GetLogPage
+                | AdminOpcode::GetFeatures
+                | AdminOpcode::KeepAlive
+                | AdminOpcode::AsyncEventRequest
+        )
+    )
+}
+
+/// The identity has a digest of the key, from which it cannot be had.
+fn log_generated(association: &ControllerAssociation, peer: std::net::SocketAddr, psk: &TlsPsk) {
+    log::info!(
+        target: "nvmf",
+        "{}: authentication of {} at {peer} has generated a key of TLS: {}",
+        association.subnqn(), association.hostnqn(), psk.identity,
+    );
 }
 
 /// Whether a command is Authentication Send or Receive.
@@ -48,7 +92,11 @@ impl<L: FabricsLink> FabricsQueue<L> {
     /// authenticated host's commands are executed, and those of the authentication.
     #[cold]
     pub(crate) fn rejects_unauthenticated(&mut self, sqe: &Sqe) -> bool {
-        if is_authentication(sqe) || self.is_authenticated() {
+        let is_permitted = match self.concatenates() {
+            true => is_permitted_before_tls(sqe),
+            false => true,
+        };
+        if is_authentication(sqe) || (self.is_authenticated() && is_permitted) {
             return false;
         }
         let status = Status::AUTHENTICATION_REQUIRED.do_not_retry();
@@ -81,12 +129,10 @@ impl<L: FabricsLink> FabricsQueue<L> {
         self.authentication.as_ref().is_none_or(|authentication| authentication.is_done)
     }
 
-    /// Whether the host has not authenticated yet. Until then it may send one command at a time. One that has, and
+    /// Whether the host has not logged in yet. Until then it may send one command at a time. One that has, and
     /// fails when it authenticates anew, has Asynchronous Event Requests that never end.
     pub(crate) fn is_logging_in(&self) -> bool {
-        self.authentication
-            .as_ref()
-            .is_some_and(|one| !one.is_done && matches!(one.exchange.status(), AuthStatus::Pending))
+        self.authentication.as_ref().is_some_and(|one| !one.has_logged_in)
     }
 
     /// Whether an authentication of the host has failed, and it was told why.
@@ -94,6 +140,13 @@ impl<L: FabricsLink> FabricsQueue<L> {
         self.authentication
             .as_ref()
             .is_some_and(|one| matches!(one.exchange.status(), AuthStatus::Failed(..)))
+    }
+
+    /// Whether the connection is for secure channel concatenation alone.
+    pub(crate) fn concatenates(&self) -> bool {
+        let is_required =
+            |one: &QueueAuthentication| one.exchange.concatenation() == ConcatenationRule::Required;
+        self.authentication.as_deref().is_some_and(is_required)
     }
 
     /// What follows Connect: the host has to authenticate, or has logged in.
@@ -104,17 +157,31 @@ impl<L: FabricsLink> FabricsQueue<L> {
         now_ns: u64,
         core: &FabricsCore,
     ) {
-        let association = connected.association();
+        let (association, requirement) = (connected.association(), connected.requirement());
+        let qid = match connected {
+            ConnectOk::Admin(_) => 0,
+            ConnectOk::Io(io) => io.lease.qid(),
+        };
+        let is_done = requirement == AuthRequirement::Authenticated;
         self.authentication = connected.keys().map(|keys| {
             let parties = AuthParties::new(association.hostnqn().as_str(), association.subnqn().as_str());
             let options = (*config.auth_options).clone();
             let exchange = ControllerAuth::new(keys.clone(), parties, options);
+            let exchange = exchange.with_concatenation(requirement.concatenation(qid));
             let timeout_ns = core.limits.connect_timeout_ns;
-            Box::new(QueueAuthentication { exchange, is_done: false, waiting: None, timeout_ns })
+            Box::new(QueueAuthentication {
+                exchange,
+                is_done,
+                has_logged_in: is_done,
+                waiting: None,
+                timeout_ns,
+            })
         });
         match self.authentication {
-            Some(_) => self.handshake_deadline_ns = now_ns.saturating_add(core.limits.connect_timeout_ns),
-            None => self.logged_in(),
+            Some(_) if !is_done => {
+                self.handshake_deadline_ns = now_ns.saturating_add(core.limits.connect_timeout_ns)
+            }
+            _ => self.logged_in(),
         }
     }
 
@@ -150,7 +217,7 @@ impl<L: FabricsLink> FabricsQueue<L> {
                 Received::TooShort => self.answer(*slot, INVALID_FIELD, 0),
             }
         }
-        self.after_authentication(now_ns);
+        self.after_authentication(core, now_ns);
     }
 
     /// Executes a message that waited, if there is one and it is in time. Whether there was.
@@ -171,7 +238,9 @@ impl<L: FabricsLink> FabricsQueue<L> {
     }
 
     /// Acts on the status of the exchange.
-    fn after_authentication(&mut self, now_ns: u64) {
+    fn after_authentication(&mut self, core: &FabricsCore, now_ns: u64) {
+        self.keep_generated_key(core, now_ns);
+        let concatenates = self.concatenates();
         let Some(authentication) = &mut self.authentication else { return };
         let exchange = &authentication.exchange;
         if authentication.is_done {
@@ -179,6 +248,7 @@ impl<L: FabricsLink> FabricsQueue<L> {
             // do.
             let has_deadline = self.handshake_deadline_ns != target_shell::NEVER_NS;
             match exchange.is_in_progress() {
+                _ if concatenates => {}
                 true if !has_deadline => {
                     self.handshake_deadline_ns = now_ns.saturating_add(authentication.timeout_ns);
                 }
@@ -190,7 +260,15 @@ impl<L: FabricsLink> FabricsQueue<L> {
         match authentication.exchange.status() {
             AuthStatus::Authenticated if !authentication.is_done && !authentication.exchange.is_failing() => {
                 authentication.is_done = true;
-                self.logged_in();
+                authentication.has_logged_in = true;
+                match concatenates {
+                    // The time of the host to come back with TLS.
+                    true => {
+                        let timeout_ns = authentication.timeout_ns;
+                        self.handshake_deadline_ns = now_ns.saturating_add(timeout_ns);
+                    }
+                    false => self.logged_in(),
+                }
             }
             AuthStatus::Failed(step, reason) if !self.draining => {
                 let (queue, association) = match &self.role {
@@ -207,6 +285,26 @@ impl<L: FabricsLink> FabricsQueue<L> {
                 self.begin_drain();
             }
             _ => {}
+        }
+    }
+
+    /// Stores a key of TLS that an exchange has generated: for a new association, or for this one.
+    fn keep_generated_key(&mut self, core: &FabricsCore, now_ns: u64) {
+        let generated = self.authentication.as_mut().and_then(|one| {
+            let psk = one.exchange.take_generated()?;
+            Some((psk, one.exchange.concatenation(), now_ns.saturating_add(one.timeout_ns)))
+        });
+        let Some((psk, rule, until_ns)) = generated else { return };
+        let ConnectionRole::Admin(controller) = &self.role else { return };
+        let association = controller.association();
+        log_generated(association, self.peer, &psk);
+        match rule {
+            ConcatenationRule::Required => {
+                core.directory.add_generated_key(association, psk, now_ns, until_ns);
+            }
+            ConcatenationRule::Replaces | ConcatenationRule::Refused => {
+                core.directory.replace_generated_key(association, psk);
+            }
         }
     }
 

@@ -105,7 +105,7 @@ impl Protocol for RdmaProtocol {
         let (local, peer) = (accepted.local.tcp()?, accepted.peer.tcp()?);
         let address =
             TransportAddress { trtype: TransportType::Rdma, ..crate::tcp::transport_address(local) };
-        let port = SubsystemPort { portid: accepted.portid, address };
+        let port = SubsystemPort { portid: accepted.portid, address, secure: false };
         let deadline_ns = now_ns.saturating_add(self.core.limits.connect_timeout_ns);
         Some(RdmaConnection::new(port, peer, accepted.flow, deadline_ns))
     }

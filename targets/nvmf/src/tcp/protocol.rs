@@ -11,6 +11,7 @@ use wire_nvme::tcp::FatalError;
 
 use super::connection::NvmfConnection;
 use super::limits::TcpLimits;
+use super::psks::ConnectionKeys;
 use super::secure_ports::SecurePorts;
 use crate::fabrics::{FabricsCore, FabricsProtocol, FabricsTimeout};
 use crate::queue_report::QueueReport;
@@ -103,11 +104,16 @@ impl Protocol for TcpProtocol {
         // The target listens on IP addresses only.
         let (local, peer) = (accepted.local.tcp()?, accepted.peer.tcp()?);
         let address = super::transport_address(local);
-        let port = SubsystemPort { portid: accepted.portid, address };
+        let secure = self.secure_ports.contains(accepted.portid);
+        let port = SubsystemPort { portid: accepted.portid, address, secure };
         let deadline_ns = now_ns.saturating_add(self.limits.ic_timeout_ns);
         let connection = NvmfConnection::new(port, peer, accepted.flow, deadline_ns);
-        Some(match self.secure_ports.contains(accepted.portid) {
-            true => connection.secured(config.clone()),
+        Some(match secure {
+            true => connection.secured(ConnectionKeys {
+                config: config.clone(),
+                directory: self.core.directory.clone(),
+                accepted_ns: now_ns,
+            }),
             false => connection,
         })
     }

@@ -1,44 +1,54 @@
-//! TLS of connections: the keys, and the handshake before the first PDU.
+//! TLS of connections: the handshake before the first PDU, and records.
 
+use std::io::{IoSlice, IoSliceMut};
 use std::sync::Arc;
 
-use nvme_auth::{AuthHash, TlsDerivation, TlsPsk};
+use nvme_auth::TlsDerivation;
 use nvme_controller::SecureChannel;
 use nvme_tcp::receive_pdus;
-use sockets::{ByteStream, FlushStatus, HandshakeStatus, StreamLayer};
+use sockets::{ByteStream, FlushStatus, HandshakeStatus, StreamLayer, TransferResult};
 use target_shell::{CloseReason, MoreToRead};
-use tls::{Psk, PskHash, PskSource, ServerCredentials, TlsFailure, TlsLayer};
+use tls::{Psk, ServerCredentials, TlsFailure, TlsLayer};
+use wire_nvme::tcp::PduType;
 
 use super::connection::NvmfConnection;
 use super::handler::PduHandler;
 use super::link::SendingData;
 use super::protocol::{TcpContext, TcpError};
-use crate::snapshot::ConfigSnapshot;
+use super::psks::ConnectionKeys;
 
-/// The keys of a configuration: those of a connection's handshake, as the hosts were when it was accepted.
-/// Connect asks whether the host still has one.
-impl PskSource for ConfigSnapshot {
-    fn find(&self, identity: &str) -> Option<Psk> {
-        psk_of(self.tls_psk(identity)?)
-    }
+/// What a connection at an address with TLS begins with.
+enum First {
+    Nothing,
+    Tls,
+    /// A PDU, whose first byte it is.
+    Plain(u8),
 }
 
-impl ConfigSnapshot {
-    fn tls_psk(&self, identity: &str) -> Option<&TlsPsk> {
-        let channel = SecureChannel::of_identity(identity)?;
-        let subsystem = self.subsystems.get(&channel.subnqn)?;
-        let psks = subsystem.tls_hosts.get(&channel.hostnqn)?;
-        psks.iter().find(|psk| psk.identity == identity)
-    }
+/// A stream whose first byte was received already.
+struct AfterFirst<'a, S> {
+    first: Option<u8>,
+    below: &'a mut S,
 }
 
-fn psk_of(psk: &TlsPsk) -> Option<Psk> {
-    let hash = match psk.hash {
-        AuthHash::Sha256 => PskHash::Sha256,
-        AuthHash::Sha384 => PskHash::Sha384,
-        AuthHash::Sha512 => return None,
-    };
-    Psk::new(psk.identity.clone(), psk.key.clone(), hash)
+impl<S: ByteStream> ByteStream for AfterFirst<'_, S> {
+    fn receive(&mut self, parts: &mut [IoSliceMut<'_>]) -> TransferResult {
+        let into = parts.iter_mut().find_map(|part| part.first_mut());
+        match (self.first.take(), into) {
+            (Some(first), Some(into)) => {
+                *into = first;
+                TransferResult::Bytes(1)
+            }
+            (first, _) => {
+                self.first = first;
+                self.below.receive(parts)
+            }
+        }
+    }
+
+    fn send(&mut self, parts: &[IoSlice<'_>]) -> TransferResult {
+        self.below.send(parts)
+    }
 }
 
 impl NvmfConnection {
@@ -50,6 +60,13 @@ impl NvmfConnection {
         scratch: &mut [u8],
         context: &mut TcpContext<'_>,
     ) -> Result<MoreToRead, CloseReason<TcpError>> {
+        if self.tls.as_ref().is_some_and(|tls| !tls.has_begun()) {
+            match self.receive_first(stream, scratch)? {
+                First::Nothing => return Ok(MoreToRead::No),
+                First::Tls => {}
+                First::Plain(byte) => return self.receive_plain(byte, stream, scratch, context),
+            }
+        }
         let NvmfConnection { receiver, state, tls } = self;
         let Some(tls) = tls else { return Ok(MoreToRead::No) };
         if !tls.is_established() {
@@ -89,6 +106,54 @@ impl NvmfConnection {
         }
     }
 
+    /// The first byte, which says whether the host begins TLS.
+    fn receive_first<S: ByteStream>(
+        &mut self,
+        stream: &mut S,
+        scratch: &mut [u8],
+    ) -> Result<First, CloseReason<TcpError>> {
+        let mut first = [0];
+        match stream.receive(&mut [IoSliceMut::new(&mut first)]) {
+            TransferResult::Bytes(0) | TransferResult::Blocked => return Ok(First::Nothing),
+            TransferResult::Bytes(_) => {}
+            TransferResult::Closed => return Err(CloseReason::Protocol(TcpError::TlsClosed)),
+            TransferResult::Failed(kind) => return Err(CloseReason::Network(kind)),
+        }
+        if first[0] == PduType::IcReq as u8 {
+            return Ok(First::Plain(first[0]));
+        }
+        let put = self.tls.as_mut().map_or(Ok(()), |tls| tls.put_received(&first));
+        put.map_err(|error| {
+            discard(stream, scratch);
+            CloseReason::Protocol(TcpError::Tls(error.0))
+        })?;
+        Ok(First::Tls)
+    }
+
+    /// A host that begins without TLS: it may do so where hosts make their keys by secure channel concatenation.
+    fn receive_plain<S: ByteStream>(
+        &mut self,
+        first: u8,
+        stream: &mut S,
+        scratch: &mut [u8],
+        context: &mut TcpContext<'_>,
+    ) -> Result<MoreToRead, CloseReason<TcpError>> {
+        if !context.config.concatenates_at(self.state.fabrics.port.portid) {
+            discard(stream, scratch);
+            return Err(CloseReason::Protocol(TcpError::Tls(TlsFailure::NotTls)));
+        }
+        self.tls = None;
+        let mut stream = AfterFirst { first: Some(first), below: stream };
+        let pumped = receive_pdus(
+            &mut self.receiver,
+            &mut PduHandler::new(&mut self.state, context),
+            &mut stream,
+            scratch,
+        );
+        // The stream may have more than the one byte.
+        self.after(pumped).map(|_| MoreToRead::Yes)
+    }
+
     /// Sends queued PDUs, and records that the stream has not taken yet.
     #[cold]
     pub(super) fn flush_secure<S: ByteStream>(
@@ -108,8 +173,8 @@ impl NvmfConnection {
     }
 
     /// A connection whose first bytes are those of TLS, with the keys of this configuration.
-    pub(super) fn secured(mut self, keys: Arc<ConfigSnapshot>) -> NvmfConnection {
-        self.tls = Some(Box::new(TlsLayer::server(ServerCredentials::of_keys(keys))));
+    pub(super) fn secured(mut self, keys: ConnectionKeys) -> NvmfConnection {
+        self.tls = Some(Box::new(TlsLayer::server(ServerCredentials::of_keys(Arc::new(keys)))));
         self
     }
 
@@ -122,6 +187,11 @@ impl NvmfConnection {
     pub(super) fn has_unsent_records(&self) -> bool {
         self.tls.as_ref().is_some_and(|tls| tls.has_unsent())
     }
+}
+
+/// Receives what the peer has sent: a connection that is closed before is reset, and the peer sees no end.
+fn discard<S: ByteStream>(stream: &mut S, scratch: &mut [u8]) {
+    let _ = stream.receive(&mut [IoSliceMut::new(scratch)]);
 }
 
 /// The step and the identity; the shell logs the peer and the step where it closes the connection.

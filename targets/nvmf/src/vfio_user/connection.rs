@@ -333,7 +333,7 @@ fn create_function(
         secure: None,
         directory,
         limits: &controller_limits,
-        port: nvme_controller::SubsystemPort { portid: endpoint.portid, address },
+        port: nvme_controller::SubsystemPort { portid: endpoint.portid, address, secure: false },
     };
     let find = |nqn: &Nqn| config.subsystem(nqn);
     match nvme_controller::connect(&sqe, &data, &connect_context, find) {

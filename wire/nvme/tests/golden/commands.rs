@@ -173,9 +173,14 @@ fn connect() {
     assert_eq!(InvalidParameter::from_result(Cqe::decode(&refused).result), parameter);
     assert_eq!(Cqe::new(0, Status::SUCCESS).with_result(parameter.to_result()).to_bytes(), refused);
     let accepted: [u8; 16] = hex("34120200000000000000000000000000");
-    let connected = ConnectResponse { cntlid: 0x1234, authentication_required: true };
+    let connected =
+        ConnectResponse { cntlid: 0x1234, authentication_required: true, secure_channel_required: false };
     assert_eq!(ConnectResponse::from_result(Cqe::decode(&accepted).result), connected);
     assert_eq!(connected.to_result(), Cqe::decode(&accepted).result);
+    // NVME_CONNECT_AUTHREQ_ASCR of include/linux/nvme.h.
+    let concatenated = ConnectResponse { secure_channel_required: true, ..connected };
+    assert_eq!(concatenated.to_result(), 0x1234 | 1 << 17 | 1 << 18);
+    assert_eq!(ConnectResponse::from_result(concatenated.to_result()), concatenated);
 }
 
 #[test]
