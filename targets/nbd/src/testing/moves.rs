@@ -134,3 +134,35 @@ fn clients_that_leave_and_an_export_that_is_deleted_end_connections_wherever_the
         target.group.totals().moved
     });
 }
+
+/// Connections move to a core that has no memory left for all of them, and wait there for each other's.
+#[test]
+fn connections_that_move_to_a_core_without_memory_wait_for_it() {
+    seeds(4, |seed| {
+        let mut target = SimulatedTarget::with_memory(4 << 20);
+        let mut all: Vec<(Client, NbdLoad, Vec<u8>)> = (0..12)
+            .map(|number| {
+                let load = NbdLoad::new(seed + number, HeaderForm::Compact, 16, 60);
+                (Client::begin(&mut target), load, Vec::new())
+            })
+            .collect();
+        target.moves = true;
+        let mut polls = 0;
+        while all.iter().any(|(_, load, _)| !load.is_done()) {
+            polls += 1;
+            assert!(polls < 1_000_000, "they stand still");
+            for (client, load, unsent) in &mut all {
+                unsent.extend(load.requests());
+                if let TransferResult::Bytes(count) = target.send(client.id, unsent) {
+                    unsent.drain(..count);
+                }
+                assert!(target.receive(client.id, &mut client.received).is_some(), "a connection is closed");
+                // All write to the same blocks.
+                load.receive_unchecked(&std::mem::take(&mut client.received));
+            }
+            target.poll();
+        }
+        assert_eq!(target.held_bytes(), 0);
+        target.group.totals().moved
+    });
+}
