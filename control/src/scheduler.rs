@@ -13,7 +13,7 @@ use crate::{Method, Module, NoParameters, Parameters, RpcError};
 
 /// The period of decisions unless it is given: a tenth of the time in which a core that becomes busy should
 /// be relieved.
-const PERIOD_DEFAULT_US: u64 = 100_000;
+pub(crate) const PERIOD_DEFAULT_US: u64 = 100_000;
 /// Shorter periods say little, and cost the reactors more than they gain.
 const PERIOD_MIN_US: u64 = 10_000;
 const PERIOD_MAX_US: u64 = 60_000_000;

@@ -63,13 +63,19 @@ impl Machine {
     }
 }
 
+/// A decision is at the end of a period; what was measured while connections moved, in the next one, is not used.
+fn assert_within_a_second(rounds: usize) {
+    let us = 2 * rounds as u64 * crate::scheduler::PERIOD_DEFAULT_US;
+    assert!(us <= 1_000_000, "{rounds} rounds take {us} us");
+}
+
 #[test]
 fn queue_pairs_of_busy_cores_become_equally_many() {
     // Each would take a twentieth of a core.
     let mut machine = Machine::of(&[281, 40, 40, 39], 50_000);
     let rounds = machine.settle();
     assert_eq!(machine.counts(), [100; 4]);
-    assert!(rounds <= 4, "{rounds} rounds");
+    assert_within_a_second(rounds);
 }
 
 #[test]
@@ -77,7 +83,7 @@ fn connections_that_all_begin_on_one_core_spread() {
     let mut machine = Machine::of(&[16, 0], 200_000);
     let rounds = machine.settle();
     assert_eq!(machine.counts(), [8, 8]);
-    assert!(rounds <= 3, "{rounds} rounds");
+    assert_within_a_second(rounds);
 }
 
 #[test]
