@@ -1,6 +1,7 @@
 //! The thread that balances connections over reactors.
 
 mod decision;
+mod masks;
 mod sampler;
 mod target;
 
@@ -11,13 +12,18 @@ use std::time::Duration;
 
 use reactor::{ReactorHandle, blocking};
 
+use masks::ThreadMasks;
 use sampler::Sampler;
 pub use target::{BalancedTarget, ConnectionLoad, ConnectionMove};
 
+/// How often connections are looked for that are on a core without being allowed to, while there is such a core: those
+/// that could not move at once, as during a login.
+const MASKS_PERIOD: Duration = Duration::from_millis(100);
 /// Longest sleep of a balancer that is off; it is woken when it is switched on.
 const OFF_PERIOD: Duration = Duration::from_secs(3600);
 
-/// Moves connections between reactors while it is on: one of a program, from its start to its end.
+/// Moves connections between reactors while it is on, and away from those whose masks say so: one of a program, from its
+/// start to its end.
 ///
 /// At the end of each period it asks reactors and targets what they did, decides who moves, and has the
 /// targets move them. Its thread starts when it is switched on first; reactors spend some microseconds a
@@ -42,7 +48,8 @@ struct BalancerState {
     targets: Option<ListTargets>,
     /// `None` while it is off.
     period: Option<Duration>,
-    /// Counts changes of the period.
+    masks: ThreadMasks,
+    /// Counts changes of the period and of masks.
     changes: u64,
     is_stopped: bool,
 }
@@ -76,17 +83,58 @@ impl Balancer {
     /// # Errors
     /// The thread cannot be created; nothing is changed.
     pub(crate) fn set_period(&self, period: Option<Duration>) -> io::Result<()> {
-        let mut thread = sync::lock(&self.thread);
-        if period.is_some() && thread.is_none() {
-            let shared = self.shared.clone();
-            let run = move || shared.run();
-            *thread = Some(std::thread::Builder::new().name("balancer".to_string()).spawn(run)?);
+        if period.is_some() {
+            self.start()?;
         }
         let mut state = sync::lock(&self.shared.state);
         state.period = period;
         state.changes += 1;
         self.shared.changed.notify_all();
         Ok(())
+    }
+
+    /// Starts the thread, if it has not started.
+    fn start(&self) -> io::Result<()> {
+        let mut thread = sync::lock(&self.thread);
+        if thread.is_none() {
+            let shared = self.shared.clone();
+            let run = move || shared.run();
+            *thread = Some(std::thread::Builder::new().name("balancer".to_string()).spawn(run)?);
+        }
+        Ok(())
+    }
+
+    /// Sets on which cores the connections of a reactor may be: if its own is not among them, they move to the reactors
+    /// on these, and it gets no others. Those that can move have been asked to when it returns.
+    ///
+    /// # Errors
+    /// The connections could be on no core, or the thread cannot be created. Nothing is changed.
+    pub(crate) fn set_mask(&self, reactor: usize, cpus: &[u32]) -> Result<(), String> {
+        let cores: Vec<u32> = self.shared.reactors.iter().map(ReactorHandle::cpu).collect();
+        let (mut masks, is_stopped) = {
+            let state = sync::lock(&self.shared.state);
+            (state.masks.clone(), state.is_stopped)
+        };
+        masks.set(reactor, cpus, &cores)?;
+        if is_stopped {
+            return Err("the program ends".to_string());
+        }
+        self.start().map_err(|error| error.to_string())?;
+        let mut state = sync::lock(&self.shared.state);
+        state.masks = masks;
+        state.changes += 1;
+        let (masks, targets) = (state.masks.clone(), state.targets.clone());
+        self.shared.changed.notify_all();
+        drop(state);
+        if let Some(targets) = targets {
+            move_away(&targets(), &masks);
+        }
+        Ok(())
+    }
+
+    /// The cores of the mask that was set for a reactor.
+    pub(crate) fn mask(&self, reactor: usize) -> Option<Vec<u32>> {
+        sync::lock(&self.shared.state).masks.cpus(reactor).map(<[u32]>::to_vec)
     }
 
     /// Ends it. No move begins afterwards.
@@ -104,14 +152,15 @@ impl BalancerShared {
     fn run(&self) {
         let mut sampler = Sampler::default();
         loop {
-            let (period, changes) = {
+            let (period, masks, changes) = {
                 let state = sync::lock(&self.state);
-                (state.period, state.changes)
+                (state.period, state.masks.clone(), state.changes)
             };
-            let ended =
-                blocking::wait_until(&self.state, &self.changed, period.unwrap_or(OFF_PERIOD), |state| {
-                    (state.is_stopped || state.changes != changes).then_some(state.is_stopped)
-                });
+            let has_excluded = !masks.excluded().is_empty();
+            let sleep = period.unwrap_or(if has_excluded { MASKS_PERIOD } else { OFF_PERIOD });
+            let ended = blocking::wait_until(&self.state, &self.changed, sleep, |state| {
+                (state.is_stopped || state.changes != changes).then_some(state.is_stopped)
+            });
             let targets = match ended {
                 Ok(true) => return,
                 Ok(false) => {
@@ -120,9 +169,29 @@ impl BalancerShared {
                 }
                 Err(state) => state.targets.clone(),
             };
-            if let Some(targets) = targets.filter(|_| period.is_some()) {
-                sampler.end_period(&self.reactors, &targets());
+            let Some(targets) = targets.filter(|_| period.is_some() || has_excluded) else { continue };
+            let targets = targets();
+            if period.is_none() {
+                move_away(&targets, &masks);
+                continue;
             }
+            exclude(&targets, &masks);
+            sampler.end_period(&self.reactors, &targets, &masks);
         }
+    }
+}
+
+/// Keeps connections away from reactors whose masks say so: also those of targets that have started since.
+fn exclude(targets: &[Arc<dyn BalancedTarget>], masks: &ThreadMasks) {
+    let excluded = masks.excluded();
+    targets.iter().for_each(|target| target.exclude_reactors(&excluded));
+}
+
+/// The same, and moves those that are there.
+fn move_away(targets: &[Arc<dyn BalancedTarget>], masks: &ThreadMasks) {
+    exclude(targets, masks);
+    for target in targets {
+        let Some(loads) = target.loads() else { continue };
+        target.move_connections(&masks.moves(&target.reactors(), &loads));
     }
 }

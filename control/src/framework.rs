@@ -53,9 +53,12 @@ impl Module for Framework {
                 .at_any_stage()
                 .text("Runs and times of each poller.", "`tick_rate`, `threads`"),
             Method::of_plane("thread_set_cpumask", set_cpumask)
-                .text("Accepts a set of cores with the one that the thread is on. Reactors stay on their cores; \
-                    framework_set_scheduler moves connections between them.", "true")
-                .errors(&[(RpcError::INVALID_PARAMS, "there is no such thread, or its core is not in the set")]),
+                .text("Sets on which cores is served what the thread serves. A thread is a reactor, which stays on its \
+                    core. If that is not among the cores, its connections move to the reactors on them, each between two \
+                    commands, and it gets no other; connections that cannot move stay (docs/SCHEDULING.md). Not saved, as \
+                    in SPDK.", "true")
+                .errors(&[(RpcError::INVALID_PARAMS, "there is no such thread; or its connections could be on no core, \
+                    because there is no reactor on any of these, or because of the masks of other threads")]),
             Method::of_plane("metrics_get", get_metrics)
                 .text("The present values of the metrics that docs/METRICS.md lists. Not an SPDK method.",
                     "array of `name`, `kind`, `unit`, `help` and `samples`: `labels` with `value`, or, of a histogram, \
@@ -322,7 +325,7 @@ fn get_reactors(plane: &ControlPlane, _params: NoParameters) -> Result<Value, Rp
             "lw_threads": [{
                 "name": thread_name(index),
                 "id": index + 1,
-                "cpumask": cpumask(cpu),
+                "cpumask": thread_cpumask(plane, reactor),
                 "elapsed": busy + idle,
             }],
         }));
@@ -337,7 +340,7 @@ fn thread_stats(plane: &ControlPlane, _params: NoParameters) -> Result<Value, Rp
         threads.push(json!({
             "name": thread_name(reactor.handle.index()),
             "id": reactor.handle.index() + 1,
-            "cpumask": cpumask(reactor.handle.cpu()),
+            "cpumask": thread_cpumask(plane, reactor),
             "busy": os::clock::ns_to_ticks(stats.busy_ns),
             "idle": os::clock::ns_to_ticks(stats.idle_ns + stats.sleep_ns),
             "in_interrupt": false,
@@ -351,7 +354,7 @@ fn thread_stats(plane: &ControlPlane, _params: NoParameters) -> Result<Value, Rp
 
 crate::parameters! {
     struct SetCpumask {
-        /// Identifier of the thread
+        /// Identifier of the thread, as `thread_get_stats` reports it
         id: u64,
         /// Cores: a hexadecimal mask, or a list in brackets
         cpumask: String,
@@ -366,12 +369,15 @@ fn set_cpumask(plane: &ControlPlane, params: SetCpumask) -> Result<bool, RpcErro
     let Some(reactor) = plane.reactors().iter().find(is_thread) else {
         return Err(RpcError::invalid_params(format!("id: there is no thread {id}")));
     };
-    let cpu = reactor.handle.cpu();
-    if !cpus.cpus().contains(&cpu) {
-        let message = format!("cpumask: {cpumask} is without core {cpu}, on which thread {id} stays");
-        return Err(RpcError::invalid_params(message));
-    }
+    let set = plane.balancer().set_mask(reactor.handle.index(), cpus.cpus());
+    set.map_err(|reason| RpcError::invalid_params(format!("cpumask: {cpumask}: {reason}")))?;
     Ok(true)
+}
+
+/// The cores of a thread: of the mask that was set, or its own.
+fn thread_cpumask(plane: &ControlPlane, reactor: &ManagedReactor) -> String {
+    let set = plane.balancer().mask(reactor.handle.index());
+    cpumask(&set.unwrap_or_else(|| vec![reactor.handle.cpu()]))
 }
 
 fn thread_pollers(plane: &ControlPlane, _params: NoParameters) -> Result<Value, RpcError> {
@@ -404,10 +410,12 @@ pub fn thread_name(index: usize) -> String {
     format!("reactor_{index}")
 }
 
-fn cpumask(cpu: u32) -> String {
-    // Hexadecimal without a prefix, as in SPDK.
-    let digits = cpu as usize / 4;
-    format!("{:x}{}", 1u32 << (cpu % 4), "0".repeat(digits))
+/// Hexadecimal without a prefix, as in SPDK.
+fn cpumask(cpus: &[u32]) -> String {
+    let last = cpus.iter().max().copied().unwrap_or(0);
+    let bit = |cpu: u32| u32::from(cpus.contains(&cpu)) << (cpu % 4);
+    let digit = |digit: u32| (0..4).map(|place| bit(digit * 4 + place)).sum();
+    (0..=last / 4).rev().filter_map(|place| char::from_digit(digit(place), 16)).collect()
 }
 
 #[cfg(test)]
@@ -415,7 +423,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_thread_accepts_cores_with_its_own_and_no_others() {
+    fn a_thread_accepts_cores_with_its_own_or_another_reactor() {
         let reactors = reactor::Reactors::start(&reactor::ReactorConfig::default()).unwrap();
         let handle = reactors.handles()[0].clone();
         let cpu = handle.cpu();
@@ -424,20 +432,31 @@ mod tests {
             let params = json!({ "id": id, "cpumask": cpumask });
             plane.invoke("thread_set_cpumask", params).map_err(|error| error.message)
         };
-        assert_eq!(set(1, &cpumask(cpu)), Ok(json!(true)));
+        let reported = || {
+            let stats = plane.invoke("thread_get_stats", Value::Null).unwrap();
+            let reactors = plane.invoke("framework_get_reactors", Value::Null).unwrap();
+            let mask = &stats["threads"][0]["cpumask"];
+            assert_eq!(*mask, reactors["reactors"][0]["lw_threads"][0]["cpumask"]);
+            mask.as_str().unwrap().to_string()
+        };
+        assert_eq!(set(1, &cpumask(&[cpu])), Ok(json!(true)));
+        assert_eq!(reported(), cpumask(&[cpu]));
         assert_eq!(set(1, &format!("[{cpu},{}]", cpu + 1)), Ok(json!(true)));
+        assert_eq!(reported(), cpumask(&[cpu, cpu + 1]));
         for (id, cpumask, expected) in [
-            (1, format!("[{}]", cpu + 1), format!("without core {cpu}, on which thread 1 stays")),
-            (2, cpumask(cpu), "there is no thread 2".to_string()),
+            (1, format!("[{}]", cpu + 1), "no reactor on any of its cores".to_string()),
+            (2, cpumask(&[cpu]), "there is no thread 2".to_string()),
             (1, "fast".to_string(), "cpumask: ".to_string()),
         ] {
             let message = set(id, &cpumask).unwrap_err();
             assert!(message.contains(&expected), "{message}");
         }
+        assert_eq!(reported(), cpumask(&[cpu, cpu + 1]), "what failed has changed nothing");
     }
 
     #[test]
     fn cpumasks_are_hexadecimal_for_any_core() {
-        assert_eq!([0, 3, 4, 65].map(cpumask), ["1", "8", "10", "20000000000000000"]);
+        let of = [&[0][..], &[3], &[4], &[65], &[0, 1, 5]].map(cpumask);
+        assert_eq!(of, ["1", "8", "10", "20000000000000000", "23"]);
     }
 }

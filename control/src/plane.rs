@@ -339,6 +339,10 @@ impl ControlPlane {
         subsystems(&self.modules)
     }
 
+    pub(crate) fn balancer(&self) -> &Balancer {
+        &self.balancer
+    }
+
     pub(crate) fn modules(&self) -> &[Arc<dyn DynModule>] {
         &self.modules
     }

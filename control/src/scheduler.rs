@@ -13,7 +13,7 @@ use crate::{Method, Module, NoParameters, Parameters, RpcError};
 
 /// The period of decisions unless it is given: a tenth of the time in which a core that becomes busy should
 /// be relieved.
-const PERIOD_DEFAULT_US: u64 = 100_000;
+pub(crate) const PERIOD_DEFAULT_US: u64 = 100_000;
 /// Shorter periods say little, and cost the reactors more than they gain.
 const PERIOD_MIN_US: u64 = 10_000;
 const PERIOD_MAX_US: u64 = 60_000_000;
@@ -55,8 +55,8 @@ impl Module for SchedulerModule {
                 .at_any_stage()
                 .text(
                     "Selects which reactor serves which connection. Reactors stay on their cores. With `dynamic`, \
-                     I/O queues of NVMe/TCP move between two commands, so that cores are equally busy; other \
-                     connections stay. `ringbolt_target_moved` counts the moves.",
+                     I/O queues of NVMe/TCP and connections of iSCSI and NBD move between two commands, so that cores \
+                     are equally busy; others stay (docs/SCHEDULING.md). `ringbolt_target_moved` counts the moves.",
                     "true",
                 ),
             Method::query("framework_get_scheduler", get_scheduler).at_any_stage().text(

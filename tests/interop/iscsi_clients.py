@@ -18,7 +18,7 @@ import sys
 import time
 
 import serving
-from serving import MIB, Skipped, program, random_bytes, run
+from serving import MIB, Moves, Skipped, program, random_bytes, run
 
 INITIATOR = "iqn.2026-11.io.ringbolt:initiator"
 
@@ -78,7 +78,7 @@ def suites_of(suite):
     return ["SCSI"] + [one for one in listed if re.fullmatch(r"iSCSI\.\w+", one) and one != OTHER_RULES]
 
 
-def case_suite(server):
+def run_suite(server):
     """libiscsi's test suite passes, with two paths to the unit; each skip is known."""
     suite = program("iscsi-test-cu")
     addresses = [server.portal_group(1), server.portal_group(2)]
@@ -101,6 +101,24 @@ def case_suite(server):
     for text in sorted(set(skipped)):
         print(f"  {skipped.count(text)} parts not tested: {text} ({SKIPS[text]})")
     print(f"  {passed} tests passed")
+
+
+def case_suite(server):
+    """libiscsi's test suite."""
+    run_suite(server)
+
+
+def case_moves(server):
+    """libiscsi's test suite and qemu-img do not notice that their connections move between cores."""
+    program("iscsi-test-cu")
+    with Moves(server, at_least=20):
+        run_suite(server)
+
+
+def case_moves_qemu_img(server):
+    """qemu-img does not notice that its connections move between cores, with digests and without."""
+    with Moves(server):
+        case_qemu_img(server)
 
 
 def case_blocks_of_520(server):

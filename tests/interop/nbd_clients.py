@@ -19,7 +19,7 @@ import threading
 import time
 
 import serving
-from serving import MIB, SEED, Skipped, program, random_bytes, run
+from serving import MIB, SEED, Moves, Skipped, program, random_bytes, run
 
 
 def libnbd():
@@ -420,6 +420,25 @@ def case_fio(server):
     run(fio, "--name=verify", "--ioengine=nbd", f"--uri={uri}", "--rw=randwrite", "--bsrange=512-128k",
         "--bs_unaligned", "--iodepth=32", "--size=16m", "--numjobs=4", "--offset_increment=16m", "--verify=crc32c",
         "--verify_fatal=1", "--randrepeat=0", f"--randseed={SEED}", "--verify_state_save=0")
+
+
+def case_moves(server):
+    """nbdcopy and QEMU do not notice that their connections move between cores."""
+    nbdcopy, qemu_img, qemu_io = program("nbdcopy"), program("qemu-img"), program("qemu-io")
+    server.malloc()
+    uri, tcp = server.export("Malloc0"), server.export("Malloc0", port=0, name="disk")
+    source, result = f"{server.folder}/source", f"{server.folder}/result"
+    with open(source, "wb") as file:
+        file.write(random_bytes(64 * MIB))
+    with Moves(server, at_least=20):
+        for connections, where in [(4, uri), (1, tcp), (4, tcp)]:
+            run(nbdcopy, "--flush", f"--connections={connections}", source, where)
+            run(nbdcopy, f"--connections={connections}", where, result)
+            run("cmp", source, result)
+        for where in [uri, tcp]:
+            run(qemu_io, "-f", "raw", "-c", "write -P 7 1000 3M", where)
+            run(qemu_img, "convert", "-n", "-W", "-f", "raw", "-O", "raw", source, where)
+            run(qemu_img, "compare", "-f", "raw", "-F", "raw", source, where)
 
 
 def case_unaligned_writers(server):

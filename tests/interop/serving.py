@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 RINGBOLT = os.path.abspath(os.environ.get("RINGBOLT", "target/debug/ringbolt"))
@@ -80,6 +81,44 @@ class Server:
     def kill(self):
         self.process.kill()
         self.process.wait()
+
+
+class Moves:
+    """Connections of a server move from one reactor to the other and back all the time, in the body of `with`."""
+
+    def __init__(self, server, at_least=4):
+        self.server, self.at_least, self.failure = server, at_least, None
+        self.cpus = [reactor["lcore"] for reactor in server.rpc("framework_get_reactors")["reactors"]]
+        if len(self.cpus) < 2:
+            raise Skipped("one processor, and so one reactor")
+        self.stop = threading.Event()
+        self.thread = threading.Thread(target=self.move)
+
+    def move(self):
+        try:
+            while not self.stop.is_set():
+                for thread, own, other in [(1, *self.cpus[:2]), (2, *self.cpus[1::-1])]:
+                    self.server.rpc("thread_set_cpumask", id=thread, cpumask=f"[{other}]")
+                    self.server.rpc("thread_set_cpumask", id=thread, cpumask=f"[{own}]")
+        except Exception as error:
+            self.failure = error
+
+    def moved(self):
+        [metric] = self.server.rpc("metrics_get", name="ringbolt_target_moved")
+        return sum(sample["value"] for sample in metric["samples"])
+
+    def __enter__(self):
+        self.before = self.moved()
+        self.thread.start()
+        return self
+
+    def __exit__(self, failure, *_):
+        self.stop.set()
+        self.thread.join()
+        assert self.failure is None, self.failure
+        moved = self.moved() - self.before
+        print(f"  {moved} moves")
+        assert failure or moved >= self.at_least, f"{moved} moves"
 
 
 def random_bytes(count):

@@ -5,6 +5,7 @@
 //! `docs/BENCHMARKS.md` explains the output.
 
 mod attack;
+mod balance;
 mod bare;
 mod cases;
 mod examples;

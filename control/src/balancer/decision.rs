@@ -27,6 +27,8 @@ pub(super) const MOVES_MAX: usize = 64;
 pub(super) struct CoreLoad {
     /// Busy time in millionths.
     pub(super) busy_ppm: u32,
+    /// It gets no connections, and those that it has leave it anyway.
+    pub(super) is_excluded: bool,
     /// The connections that have done something.
     pub(super) connections: Vec<LoadedConnection>,
 }
@@ -75,8 +77,9 @@ pub(super) fn decide(mut cores: Vec<CoreLoad>) -> Vec<Decision> {
 
 /// The connection that moves by the first rule: its core, its place there, and the other core.
 fn move_for_time(cores: &[CoreLoad]) -> Option<(usize, usize, usize)> {
-    let (to, coldest) = cores.iter().enumerate().min_by_key(|(_, core)| core.busy_ppm)?;
-    let mut hottest: Vec<usize> = (0..cores.len()).collect();
+    let open = || cores.iter().enumerate().filter(|(_, core)| !core.is_excluded);
+    let (to, coldest) = open().min_by_key(|(_, core)| core.busy_ppm)?;
+    let mut hottest: Vec<usize> = open().map(|(core, _)| core).collect();
     hottest.sort_by_key(|core| std::cmp::Reverse(cores[*core].busy_ppm));
     hottest.into_iter().find_map(|from| {
         let gap_ppm = cores[from].busy_ppm - coldest.busy_ppm;
@@ -99,7 +102,7 @@ struct SaturatedCores {
 
 impl SaturatedCores {
     fn of(cores: &[CoreLoad]) -> SaturatedCores {
-        let is_saturated = |core: &usize| cores[*core].busy_ppm >= SATURATED_PPM;
+        let is_saturated = |core: &usize| cores[*core].busy_ppm >= SATURATED_PPM && !cores[*core].is_excluded;
         let all: Vec<usize> = (0..cores.len()).filter(is_saturated).collect();
         let takers = all.iter().copied().filter(|core| !cores[*core].is_dominated()).collect();
         SaturatedCores { all, takers }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use reactor::{ReactorHandle, ReactorStats};
 
 use super::decision::{CoreLoad, Decision, LoadedConnection, decide};
+use super::masks::ThreadMasks;
 use super::target::{BalancedTarget, ConnectionLoad, ConnectionMove};
 
 /// Time that a reactor has to report. One that does not is blocked, and nothing is decided.
@@ -23,7 +24,12 @@ pub(super) struct Sampler {
 
 impl Sampler {
     /// Ends the present period: has targets move what is to move.
-    pub(super) fn end_period(&mut self, reactors: &[ReactorHandle], handles: &[Arc<dyn BalancedTarget>]) {
+    pub(super) fn end_period(
+        &mut self,
+        reactors: &[ReactorHandle],
+        handles: &[Arc<dyn BalancedTarget>],
+        masks: &ThreadMasks,
+    ) {
         let reports = reactors.iter().map(|reactor| reactor.stats_within(REPORT_TIMEOUT));
         let loads = handles.iter().map(|target| target.loads());
         let (Ok(reports), Some(loads)) =
@@ -32,9 +38,16 @@ impl Sampler {
             *self = Sampler::default();
             return;
         };
+        let excluded = handles.iter().zip(&loads).map(|(target, loads)| {
+            let moves = masks.moves(&target.reactors(), loads);
+            target.move_connections(&moves);
+            moves.len()
+        });
+        let has_excluded = excluded.sum::<usize>() > 0;
         let before = std::mem::replace(&mut self.before, reports);
         let was_settling = std::mem::take(&mut self.is_settling);
-        if was_settling || before.len() != self.before.len() {
+        if was_settling || has_excluded || before.len() != self.before.len() {
+            self.is_settling = has_excluded;
             return;
         }
         let targets: Vec<TargetLoads> = handles
@@ -42,7 +55,7 @@ impl Sampler {
             .zip(loads)
             .map(|(target, loads)| TargetLoads { name: target.name(), reactors: target.reactors(), loads })
             .collect();
-        let decisions = decide_in_period(&before, &self.before, &targets);
+        let decisions = decide_in_period(&before, &self.before, &targets, masks);
         self.is_settling = !decisions.is_empty();
         let mut by_target: HashMap<usize, Vec<ConnectionMove>> = HashMap::new();
         for Decision { target, id, from, to } in decisions {
@@ -74,13 +87,21 @@ impl TargetLoads {
 
 /// Decides for the targets that share a set of reactors, and for those with another set only if nothing moves
 /// before: what moves changes how busy the reactors are that both have.
-fn decide_in_period(before: &[ReactorStats], now: &[ReactorStats], targets: &[TargetLoads]) -> Vec<Decision> {
+fn decide_in_period(
+    before: &[ReactorStats],
+    now: &[ReactorStats],
+    targets: &[TargetLoads],
+    masks: &ThreadMasks,
+) -> Vec<Decision> {
     let sets: BTreeSet<&[usize]> = targets.iter().map(|target| &target.reactors[..]).collect();
     // The largest first, as it can make more of them even.
     let mut sets: Vec<&[usize]> = sets.into_iter().collect();
     sets.sort_by_key(|reactors| std::cmp::Reverse(reactors.len()));
     let mut decisions = sets.into_iter().map(|reactors| {
-        let load = |reactor: &usize| core_load(*reactor, reactors, before, now, targets);
+        let load = |reactor: &usize| {
+            let load = core_load(*reactor, reactors, before, now, targets)?;
+            Some(CoreLoad { is_excluded: masks.excludes(*reactor), ..load })
+        };
         reactors.iter().map(load).collect::<Option<Vec<_>>>().map_or(Vec::new(), decide)
     });
     decisions.find(|decisions| !decisions.is_empty()).unwrap_or_default()
@@ -114,7 +135,7 @@ fn core_load(
 }
 
 fn busy_time(before: &ReactorStats, now: &ReactorStats) -> CoreLoad {
-    CoreLoad { busy_ppm: ppm(now.busy_ns, before.busy_ns, before, now), connections: Vec::new() }
+    CoreLoad { busy_ppm: ppm(now.busy_ns, before.busy_ns, before, now), ..CoreLoad::default() }
 }
 
 /// A part of a reactor's time between two reports, in millionths.
@@ -163,12 +184,15 @@ mod tests {
         let now = [busy(0), busy(800), busy(200)];
         let some = target(&[1, 2], &[&[3, 1], &[1]]);
         // Reactor 0, the least busy, is none of them. Places count among those of the target.
-        assert_eq!(decide_in_period(&before, &now, &[some]), [Decision { target: 0, id: 1, from: 0, to: 1 }]);
+        assert_eq!(
+            decide_in_period(&before, &now, &[some], &ThreadMasks::default()),
+            [Decision { target: 0, id: 1, from: 0, to: 1 }]
+        );
         let all = target(&[0, 1, 2], &[&[], &[3, 1], &[1]]);
-        let decisions = decide_in_period(&before, &now, &[all]);
+        let decisions = decide_in_period(&before, &now, &[all], &ThreadMasks::default());
         assert!(decisions.iter().any(|one| one.from == 1 && one.to == 0), "{decisions:?}");
         let absent = target(&[1, 3], &[&[3, 1], &[]]);
-        assert!(decide_in_period(&before, &now, &[absent]).is_empty());
+        assert!(decide_in_period(&before, &now, &[absent], &ThreadMasks::default()).is_empty());
     }
 
     #[test]
@@ -181,7 +205,7 @@ mod tests {
             load.connections.iter().map(|one| (one.target, one.cost_ppm)).collect();
         assert_eq!((load.busy_ppm, costs), (900_000, vec![(0, 300_000), (1, 150_000)]));
         // A target with one reactor has no choice; those with two are decided about first.
-        let decisions = decide_in_period(&before, &now, &targets);
+        let decisions = decide_in_period(&before, &now, &targets, &ThreadMasks::default());
         assert!(!decisions.is_empty() && decisions.iter().all(|one| one.target < 2 && one.to == 1));
     }
 }

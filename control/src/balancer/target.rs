@@ -12,6 +12,12 @@ pub trait BalancedTarget: Send + Sync {
     /// last call. `None` if a reactor does not answer. Waits for the reactors.
     fn loads(&self) -> Option<Vec<Vec<ConnectionLoad>>>;
 
+    /// Has the reactors with these indexes get no connection that is accepted from now on, and all others get some. By
+    /// default connections are assigned to any.
+    fn exclude_reactors(&self, reactors: &[usize]) {
+        _ = reactors;
+    }
+
     /// Moves connections, each as soon as it can. What has closed since, or cannot move, stays.
     fn move_connections(&self, moves: &[ConnectionMove]);
 }

@@ -6,12 +6,14 @@ use std::net::{IpAddr, SocketAddr};
 use scsi::TaskManagement;
 use sockets::{ByteStream, StreamAddress};
 use target_shell::{
-    Accepted, CloseReason, IoContext, MemoryShare, MoreToRead, Notice, ProtocolConnection, TransferReport,
+    Accepted, CloseReason, IoContext, MemoryShare, MoreToRead, Notice, ProtocolConnection, Reattach,
+    TransferReport,
 };
 use wire_iscsi::{BasicHeader, LoginStage, LoginStatus, Opcode, ScsiCommand};
 
 use crate::config::IscsiConfig;
 use crate::core::IscsiCore;
+use crate::deferred::DeferredPdus;
 use crate::failure::IscsiViolation;
 use crate::limits::{CHECK_NS, LOGIN_TIMEOUT_NS, RECEIVE_BUDGET, REINSTATEMENT_TIMEOUT_NS, TEXT_BYTES_MAX};
 use crate::login::Login;
@@ -28,32 +30,36 @@ use crate::settings::ConnectionInfo;
 /// to devices are in flight after the stream is closed, an initiator that logs in again with the same ports
 /// waits.
 pub(crate) struct IscsiConnection {
-    flow: u16,
-    local: Option<SocketAddr>,
-    peer: IpAddr,
-    reader: PduReader,
-    out: PduWriter,
-    sink: Sink,
+    pub(crate) flow: u16,
+    pub(crate) local: Option<SocketAddr>,
+    pub(crate) peer: IpAddr,
+    pub(crate) reader: PduReader,
+    pub(crate) out: PduWriter,
+    pub(crate) sink: Sink,
     /// The header that was read waits for commands on other connections of the session, or for the next turn.
-    is_deferred: bool,
+    pub(crate) is_deferred: bool,
     /// It waits for the next turn, because others have theirs first.
-    turn_is_over: bool,
-    phase: Phase,
-    draining: bool,
+    pub(crate) turn_is_over: bool,
+    pub(crate) phase: Phase,
+    pub(crate) draining: bool,
     /// The session has to end at once.
-    aborted: bool,
+    pub(crate) aborted: bool,
     /// It has logged in, and the group does not know yet.
-    logged_in: bool,
-    deadline_ns: u64,
-    last_received_ns: u64,
+    pub(crate) logged_in: bool,
+    /// It completes its commands to move to another core.
+    pub(crate) moving: bool,
+    /// Commands that begin after that.
+    pub(crate) deferred: DeferredPdus,
+    pub(crate) deadline_ns: u64,
+    pub(crate) last_received_ns: u64,
     /// When a login that waits for an earlier session fails.
-    reinstatement_deadline_ns: Option<u64>,
-    pinged_ns: u64,
-    nop_interval_ns: u64,
-    nop_timeout_ns: u64,
+    pub(crate) reinstatement_deadline_ns: Option<u64>,
+    pub(crate) pinged_ns: u64,
+    pub(crate) nop_interval_ns: u64,
+    pub(crate) nop_timeout_ns: u64,
 }
 
-enum Phase {
+pub(crate) enum Phase {
     Login(Box<Login>),
     Session(Box<Session>),
 }
@@ -80,6 +86,8 @@ impl IscsiConnection {
             draining: false,
             aborted: false,
             logged_in: false,
+            moving: false,
+            deferred: DeferredPdus::default(),
             deadline_ns: now_ns + LOGIN_TIMEOUT_NS,
             last_received_ns: now_ns,
             reinstatement_deadline_ns: None,
@@ -145,22 +153,28 @@ impl IscsiConnection {
     pub(crate) fn on_event(&mut self, functions: &[TaskManagement], is_closed: bool) {
         let Phase::Session(session) = &mut self.phase else { return };
         session.on_event(functions, is_closed);
+        self.heed_control();
+    }
+
+    /// Does what others have asked of it by its session's [`ConnectionControl`](crate::sessions::ConnectionControl).
+    pub(crate) fn heed_control(&mut self) {
+        let Phase::Session(session) = &mut self.phase else { return };
+        session.answer_logout_request(&mut self.out);
         if session.is_ending() {
             session.abandon();
             (self.draining, self.aborted) = (true, true);
         }
     }
 
-    /// Asks the initiator to log out within so many seconds.
-    pub(crate) fn request_logout(&mut self, seconds: u16) {
-        if let Phase::Session(session) = &mut self.phase {
-            session.request_logout(seconds, &mut self.out);
-        }
-    }
-
     /// Handles what was received, as far as possible.
     fn advance(&mut self, context: &mut IoContext<'_, IscsiCore>) -> Result<(), IscsiViolation> {
-        while !self.draining && (self.is_deferred || !self.is_blocked()) {
+        while !self.draining && (self.is_deferred || self.may_continue_deferred() || !self.is_blocked()) {
+            if self.may_continue_deferred() {
+                if !self.continue_deferred(context)? {
+                    return Ok(());
+                }
+                continue;
+            }
             if self.is_deferred {
                 if !self.begin_pdu(context)? {
                     return Ok(());
@@ -190,26 +204,64 @@ impl IscsiConnection {
         Ok(())
     }
 
-    /// Begins the PDU whose header was read; false if it has to wait for commands on other connections, or
-    /// the turn is over.
+    /// Begins the PDU whose header was read; false if it has to wait for commands on other connections, for
+    /// the end of a move, or because the turn is over.
     fn begin_pdu(&mut self, context: &mut IoContext<'_, IscsiCore>) -> Result<bool, IscsiViolation> {
         let (header, segments) = (self.reader.header(), self.reader.segments());
         self.sink = match &mut self.phase {
             Phase::Login(_) => Sink::Collect(Vec::new()),
-            Phase::Session(session) => {
-                // The session decodes the header as well, so that a turn without a limit costs nothing.
-                let command_bytes = context.is_turn_shared().then(|| command_bytes(header)).flatten();
-                self.turn_is_over = command_bytes.is_some() && context.turn_commands() == 0;
-                self.is_deferred = self.turn_is_over || session.waits_for_turn(header);
+            Phase::Session(session) if self.moving && !is_data_out(header) => {
+                // Data that is owed may be behind it.
+                self.turn_is_over = false;
+                self.is_deferred = !session.awaits_data() || !self.deferred.admits(header);
                 if self.is_deferred {
                     return Ok(false);
                 }
-                if let Some(bytes) = command_bytes {
-                    context.count_command(bytes);
+                session.end_wait_for_turn();
+                Sink::Defer(Vec::new())
+            }
+            Phase::Session(session) => {
+                self.is_deferred = !may_begin(session, header, &mut self.turn_is_over, context);
+                if self.is_deferred {
+                    return Ok(false);
                 }
                 session.begin_pdu(header, segments, &mut self.out)?
             }
         };
+        Ok(true)
+    }
+
+    /// Whether a command that has waited for a move begins or continues before what comes from the initiator.
+    #[inline]
+    fn may_continue_deferred(&self) -> bool {
+        !self.deferred.is_empty() && (!self.moving || self.deferred.has_begun())
+    }
+
+    /// Begins or continues the first command that waited for a move; false if it has to wait on.
+    #[cold]
+    fn continue_deferred(&mut self, context: &mut IoContext<'_, IscsiCore>) -> Result<bool, IscsiViolation> {
+        let (Phase::Session(session), Some(pdu)) = (&mut self.phase, self.deferred.first()) else {
+            return Ok(true);
+        };
+        let sink = match &mut pdu.sink {
+            Some(sink) => sink,
+            none => {
+                if !may_begin(session, &pdu.header, &mut self.turn_is_over, context) {
+                    return Ok(false);
+                }
+                none.insert(session.begin_pdu(&pdu.header, &pdu.segments, &mut self.out)?)
+            }
+        };
+        if session.prepare_sink(sink, &mut self.out, context).is_none() {
+            return Ok(false);
+        }
+        while pdu.taken < pdu.data.len() {
+            pdu.taken += session.take_data(sink, &pdu.data[pdu.taken..])?;
+        }
+        let Some(pdu) = self.deferred.remove_first() else { return Ok(true) };
+        session.end_pdu(&pdu.header, pdu.sink.unwrap_or_default(), pdu.is_intact, &mut self.out)?;
+        session.pump(&mut self.out, context);
+        self.draining |= session.is_over();
         Ok(true)
     }
 
@@ -252,6 +304,10 @@ impl IscsiConnection {
                 }
             }
             Phase::Session(session) => {
+                if let Sink::Defer(data) = sink {
+                    self.deferred.push(self.reader.header(), self.reader.segments(), data, is_intact);
+                    return Ok(());
+                }
                 session.end_pdu(self.reader.header(), sink, is_intact, &mut self.out)?;
                 session.answer_text(context.config, self.local, self.peer, &mut self.out);
                 session.pump(&mut self.out, context);
@@ -306,6 +362,11 @@ impl IscsiConnection {
                 session.is_sink_waiting() || session.is_out_of_turn() || session.is_blocked(&self.out)
             }
         }
+    }
+
+    /// Whether nothing is to be received until it has moved.
+    fn is_paused(&self) -> bool {
+        self.moving && self.is_deferred
     }
 
     /// Receives once, into the memory of a command and then into the reader's. Returns the bytes received and
@@ -363,7 +424,7 @@ impl ProtocolConnection<IscsiCore> for IscsiConnection {
         let mut budget = RECEIVE_BUDGET;
         loop {
             self.advance(context).map_err(CloseReason::Protocol)?;
-            if self.draining || self.is_blocked() {
+            if self.draining || self.is_blocked() || self.is_paused() {
                 // `resume` reads on.
                 return Ok(MoreToRead::No);
             }
@@ -400,7 +461,8 @@ impl ProtocolConnection<IscsiCore> for IscsiConnection {
             Phase::Login(_) => {}
         }
         self.advance(context).map_err(CloseReason::Protocol)?;
-        Ok(if self.draining || self.is_blocked() { MoreToRead::No } else { MoreToRead::Yes })
+        let stops = self.draining || self.is_blocked() || self.is_paused();
+        Ok(if stops { MoreToRead::No } else { MoreToRead::Yes })
     }
 
     #[inline]
@@ -516,6 +578,52 @@ impl ProtocolConnection<IscsiCore> for IscsiConnection {
             session.announce_drop(&mut self.out);
         }
     }
+
+    fn work(&self) -> Option<u64> {
+        self.movable_work()
+    }
+
+    fn begin_move(&mut self) {
+        self.moving = true;
+    }
+
+    fn cancel_move(&mut self) {
+        self.moving = false;
+    }
+
+    fn is_movable(&self) -> bool {
+        self.is_between_cores()
+    }
+
+    fn detach(self) -> Option<Reattach<IscsiCore>> {
+        self.take_apart()
+    }
+}
+
+/// Whether a PDU that begins may do so now. If not, it has to wait for commands on other connections, or, as
+/// `turn_is_over` says, for the next turn.
+#[inline]
+fn may_begin(
+    session: &mut Session,
+    header: &[u8; wire_iscsi::HEADER_BYTES],
+    turn_is_over: &mut bool,
+    context: &mut IoContext<'_, IscsiCore>,
+) -> bool {
+    // The session decodes the header as well, so that a turn without a limit costs nothing.
+    let command_bytes = context.is_turn_shared().then(|| command_bytes(header)).flatten();
+    *turn_is_over = command_bytes.is_some() && context.turn_commands() == 0;
+    if *turn_is_over || session.waits_for_turn(header) {
+        return false;
+    }
+    if let Some(bytes) = command_bytes {
+        context.count_command(bytes);
+    }
+    true
+}
+
+/// Whether a PDU has data of a command that has begun.
+fn is_data_out(header: &[u8; wire_iscsi::HEADER_BYTES]) -> bool {
+    BasicHeader::decode(header).is_ok_and(|common| common.opcode == Opcode::DataOut)
 }
 
 /// The data of the command that begins with this header; `None` if it is no command, as the data of one that

@@ -62,3 +62,6 @@ pub(crate) const GROUP_ENTRIES_MAX: usize = 256;
 pub(crate) const SECRET_BYTES_MAX: usize = 255;
 /// Portals of a portal group, and maps of a target node.
 pub(crate) const PORTALS_MAX: usize = 64;
+/// Bytes of data of commands that wait until their connection has moved. With more it does not receive on, and the move
+/// ends after its time if data of earlier commands is behind that.
+pub(crate) const DEFERRED_BYTES_MAX: usize = 1 << 20;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use bdev::Registry;
 use control::json::{Value, json};
-use control::{Method, Metric, MetricSamples, Module, NoParameters, RpcError, thread_name};
+use control::{BalancedTarget, Method, Metric, MetricSamples, Module, NoParameters, RpcError, thread_name};
 use reactor::ReactorHandle;
 use scsi::{ScsiDeviceOwner, ScsiDeviceSource};
 use wire_iscsi::LoginStage;
@@ -150,6 +150,10 @@ impl Module for IscsiModule {
         calls.extend(groups::save(self));
         calls.extend(nodes::save(self));
         calls
+    }
+
+    fn balanced(&self) -> Vec<Arc<dyn BalancedTarget>> {
+        self.target.balanced().into_iter().collect()
     }
 
     fn metrics() -> Vec<&'static Metric> {

@@ -3,6 +3,7 @@
 mod data_in;
 mod data_out;
 mod functions;
+mod moving;
 mod order;
 mod requests;
 mod text;
@@ -28,10 +29,11 @@ use crate::limits::{
 use crate::login::{Identity, LoginResult};
 use crate::parameters::Parameters;
 use crate::pdu_writer::PduWriter;
-use crate::sessions::{ConnectionControl, SessionHandle};
+use crate::sessions::{ConnectionControl, SessionHandle, SessionShared};
 
 use data_out::DataOutState;
 use functions::PendingFunction;
+pub(crate) use moving::DetachedSession;
 pub(crate) use requests::Sink;
 use text::TextExchange;
 
@@ -44,7 +46,8 @@ use text::TextExchange;
 /// sent.
 pub(crate) struct Session {
     identity: Identity,
-    handle: SessionHandle,
+    handle: Arc<SessionHandle>,
+    shared: Arc<SessionShared>,
     pub(crate) parameters: Parameters,
     flow: u16,
     tasks: TaskRunner<UnitInfo>,
@@ -79,6 +82,8 @@ pub(crate) struct Session {
     pub(crate) data_progress: u64,
     /// The initiator has logged out, or the session has to end: nothing more is executed.
     is_over: bool,
+    /// What its commands have cost so far, wrapping: see [`target_shell::turn_cost`].
+    work_done: u64,
 }
 
 /// A logical unit of the session.
@@ -144,34 +149,7 @@ impl Session {
         context: &IoContext<'_, IscsiCore>,
         flow: u16,
     ) -> Session {
-        let LoginResult { identity, parameters, stat_sn } = result;
-        let depth = handle.shared().numbers.depth();
-        let mut session = Session {
-            identity,
-            handle,
-            parameters,
-            flow,
-            tasks: TaskRunner::new(&context.protocol.events),
-            luns: Vec::new(),
-            commands: Slab::with_capacity(depth + IMMEDIATE_COMMANDS_MAX),
-            immediate_commands: 0,
-            stat_sn,
-            claimed: None,
-            is_out_of_turn: false,
-            work: VecDeque::new(),
-            outstanding: 0,
-            memory: context.memory_share(QUOTA_BYTES),
-            quota_wait: None,
-            waiting: false,
-            is_sink_waiting: false,
-            functions: Vec::new(),
-            logouts: Vec::new(),
-            has_event: false,
-            text: TextExchange::default(),
-            is_pinged: false,
-            data_progress: 0,
-            is_over: false,
-        };
+        let mut session = Session::attach(DetachedSession::new(result, handle, flow), context);
         session.apply(context.config);
         session
     }
@@ -215,7 +193,7 @@ impl Session {
                 &node.name,
                 self.identity.tag,
             );
-            let nexus = match self.handle.shared().nexuses.get_or_attach(new.id, || new.unit.attach(&ports)) {
+            let nexus = match self.shared.nexuses.get_or_attach(new.id, || new.unit.attach(&ports)) {
                 Ok(nexus) => nexus,
                 Err(error) => {
                     let name = &self.identity.initiator;
@@ -525,8 +503,9 @@ impl Session {
         out.push(&message.to_bytes(), PduData::None);
     }
 
-    /// Asks the initiator to log out within so many seconds.
-    pub(crate) fn request_logout(&mut self, seconds: u16, out: &mut PduWriter) {
+    /// Asks the initiator to log out, if that is asked for.
+    pub(crate) fn answer_logout_request(&mut self, out: &mut PduWriter) {
+        let Some(seconds) = self.handle.take_logout_request() else { return };
         let message = AsyncMessage {
             initiator_task_tag: RESERVED_TAG,
             stat_sn: self.next_stat_sn(),

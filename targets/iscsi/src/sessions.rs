@@ -1,7 +1,7 @@
 //! The sessions of the target, on all cores.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use scsi::{CoreEvents, SessionNexuses};
@@ -67,8 +67,14 @@ pub(crate) struct ConnectionControl {
     is_ending: AtomicBool,
     /// Nothing of it is in flight any more.
     has_ended: AtomicBool,
-    events: Arc<CoreEvents>,
+    /// Its initiator is to be asked to log out within so many seconds; [`NO_LOGOUT`] if not.
+    logout_seconds: AtomicU32,
+    /// Those of the core that the connection is on.
+    events: Mutex<Arc<CoreEvents>>,
 }
+
+/// In place of seconds, which have 16 bits.
+const NO_LOGOUT: u32 = u32::MAX;
 
 /// A connection's part in a session. The last one that is dropped ends the session.
 #[derive(Debug)]
@@ -94,7 +100,12 @@ pub(crate) enum EnterError {
 impl ConnectionControl {
     fn end(&self) {
         self.is_ending.store(true, Ordering::Release);
-        self.events.notify();
+        self.notify();
+    }
+
+    /// Notifies the connection's core.
+    fn notify(&self) {
+        sync::lock(&self.events).notify();
     }
 
     /// Whether nothing of the connection is in flight any more.
@@ -123,7 +134,8 @@ impl Sessions {
             cid: entry.cid,
             is_ending: AtomicBool::new(false),
             has_ended: AtomicBool::new(false),
-            events: events.clone(),
+            logout_seconds: AtomicU32::new(NO_LOGOUT),
+            events: Mutex::new(events.clone()),
         });
         let mut table = sync::lock(&sessions.0);
         let shared = match entry.joins {
@@ -133,6 +145,20 @@ impl Sessions {
         sync::lock(&shared.connections).push(control.clone());
         drop(table);
         Ok(SessionHandle { sessions: sessions.clone(), shared, control })
+    }
+
+    /// Has the initiators of a target node asked to log out within so many seconds: those of one portal group if it is
+    /// given. Reaches each connection, on whatever core, or between two.
+    pub(crate) fn request_logouts(&self, node: u64, portal_group: Option<u16>, seconds: u16) {
+        let table = sync::lock(&self.0);
+        let is_concerned =
+            |key: &SessionKey| key.node == node && portal_group.is_none_or(|tag| tag == key.tag);
+        for shared in table.by_tsih.values().filter(|shared| shared.key.as_ref().is_some_and(is_concerned)) {
+            for control in sync::lock(&shared.connections).iter() {
+                control.logout_seconds.store(seconds.into(), Ordering::Release);
+                control.notify();
+            }
+        }
     }
 
     /// Whether there is a session with this identifier, between these ports.
@@ -198,7 +224,7 @@ impl SessionTable {
 impl SessionHandle {
     /// What the connections of the session share.
     #[inline]
-    pub(crate) fn shared(&self) -> &SessionShared {
+    pub(crate) fn shared(&self) -> &Arc<SessionShared> {
         &self.shared
     }
 
@@ -210,6 +236,12 @@ impl SessionHandle {
     /// Whether the connection has to end.
     pub(crate) fn is_ending(&self) -> bool {
         self.control.is_ending.load(Ordering::Acquire)
+    }
+
+    /// Seconds in which the initiator is to log out, once after it is asked for.
+    pub(crate) fn take_logout_request(&self) -> Option<u16> {
+        let seconds = self.control.logout_seconds.swap(NO_LOGOUT, Ordering::AcqRel);
+        u16::try_from(seconds).ok()
     }
 
     /// Ends the other connections of the session.
@@ -228,7 +260,13 @@ impl SessionHandle {
 
     /// Notifies the cores of the session's connections.
     pub(crate) fn notify_all(&self) {
-        sync::lock(&self.shared.connections).iter().for_each(|control| control.events.notify());
+        sync::lock(&self.shared.connections).iter().for_each(|control| control.notify());
+    }
+
+    /// The connection has moved to the core with these events. What others have asked of it before, and of which the
+    /// core that it was on was notified, has to be looked at after this.
+    pub(crate) fn set_events(&self, events: &Arc<CoreEvents>) {
+        *sync::lock(&self.control.events) = events.clone();
     }
 }
 
@@ -244,7 +282,7 @@ impl Drop for SessionHandle {
                 table.by_key.remove(key);
             }
         }
-        connections.iter().for_each(|control| control.events.notify());
+        connections.iter().for_each(|control| control.notify());
     }
 }
 

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, MutexGuard};
 
 use bdev::{BlockDevice, Descriptor, DeviceEvent, Registry, ReservationLease};
+use control::BalancedTarget;
 use reactor::ReactorHandle;
 use scsi::TargetPort;
 use target_shell::{
@@ -250,8 +251,14 @@ impl IscsiTarget {
         self.0.lock_any()
     }
 
+    /// The target as the balancer sees it; `None` before the first portal group.
+    pub fn balanced(&self) -> Option<Arc<dyn BalancedTarget>> {
+        let cores = self.lock_any().cores.get().cloned()?;
+        Some(Arc::new(cores))
+    }
+
     /// Connections of initiators, for metrics.
-    pub(crate) fn connection_totals(&self) -> ConnectionTotals {
+    pub fn connection_totals(&self) -> ConnectionTotals {
         self.lock_any().cores.totals()
     }
 }

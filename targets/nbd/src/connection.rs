@@ -6,7 +6,7 @@ use std::sync::Arc;
 use sockets::ByteStream;
 use target_shell::{
     Accepted, CloseReason, Connections, IoContext, MemoryShare, MoreToRead, NEVER_NS, Notice, Protocol,
-    ProtocolConnection, ReceiveBuffer, SendQueue, TransferReport,
+    ProtocolConnection, Reattach, ReceiveBuffer, SendQueue, TransferReport,
 };
 use tls::TlsLayer;
 
@@ -29,20 +29,20 @@ pub(crate) struct NbdCore;
 /// is beyond it into `inbound`. If the session is blocked (too many commands, replies or buffers), nothing is
 /// received until a completion or a sent reply unblocks it; the stream itself is the queue.
 pub(crate) struct NbdConnection {
-    flow: u16,
-    inbound: ReceiveBuffer,
+    pub(crate) flow: u16,
+    pub(crate) inbound: ReceiveBuffer,
     pub(crate) out: SendQueue,
-    handshake: Handshake,
-    session: Option<Box<Session>>,
+    pub(crate) handshake: Handshake,
+    pub(crate) session: Option<Box<Session>>,
     /// Since STARTTLS.
     pub(crate) tls: Option<Box<TlsLayer>>,
-    draining: bool,
+    pub(crate) draining: bool,
     /// It has selected an export, and the group does not know yet.
-    logged_in: bool,
+    pub(crate) logged_in: bool,
     /// Of the handshake.
-    deadline_ns: u64,
+    pub(crate) deadline_ns: u64,
     /// Bytes ever received, wrapping.
-    received: usize,
+    pub(crate) received: usize,
 }
 
 impl Protocol for NbdCore {
@@ -70,14 +70,7 @@ impl Protocol for NbdCore {
     }
 
     fn apply(&mut self, config: &Arc<NbdConfig>, connections: &mut Connections<NbdConnection>, _now_ns: u64) {
-        connections.update(|_, entry| {
-            let Some(session) = &entry.connection.session else { return false };
-            let is_gone = config.exports.iter().all(|export| export.id != session.export_id());
-            if is_gone {
-                entry.connection.begin_drain();
-            }
-            is_gone
-        });
+        connections.update(|_, entry| entry.connection.apply(config));
     }
 }
 
@@ -85,6 +78,16 @@ impl NbdConnection {
     /// Identifier of its export, once it is selected.
     pub(crate) fn export_id(&self) -> Option<u64> {
         self.session.as_ref().map(|session| session.export_id())
+    }
+
+    /// Drains it if its export is gone. Returns whether it is.
+    pub(crate) fn apply(&mut self, config: &NbdConfig) -> bool {
+        let Some(session) = &self.session else { return false };
+        let is_gone = config.exports.iter().all(|export| export.id != session.export_id());
+        if is_gone {
+            self.begin_drain();
+        }
+        is_gone
     }
 
     /// Handles what was received, as far as possible.
@@ -308,5 +311,29 @@ impl ProtocolConnection<NbdCore> for NbdConnection {
 
     fn memory(&mut self) -> Option<&mut MemoryShare> {
         self.session.as_mut().map(|session| session.memory())
+    }
+
+    fn work(&self) -> Option<u64> {
+        self.movable_work()
+    }
+
+    fn begin_move(&mut self) {
+        if let Some(session) = &mut self.session {
+            session.begin_move();
+        }
+    }
+
+    fn cancel_move(&mut self) {
+        if let Some(session) = &mut self.session {
+            session.cancel_move();
+        }
+    }
+
+    fn is_movable(&self) -> bool {
+        self.is_between_cores()
+    }
+
+    fn detach(self) -> Option<Reattach<NbdCore>> {
+        self.take_apart()
     }
 }

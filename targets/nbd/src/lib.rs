@@ -4,7 +4,7 @@
 //! [`rpc::NbdModule`] makes it a part of a program. Fixed newstyle with structured replies, extended headers
 //! and `base:allocation`, over TCP and UNIX sockets, as `doc/proto.md` of the NBD project specifies it. The
 //! shell drives the connections on all cores, and a flush covers the writes of all of them, so that clients
-//! may open several.
+//! may open several. Connections move to other cores ([`NbdTarget::balanced`]).
 //!
 //! ```
 //! use bdev::{Registry, malloc};
@@ -35,6 +35,7 @@ mod failure;
 mod handshake;
 mod kernel;
 mod limits;
+mod moving;
 pub mod rpc;
 mod secure;
 mod session;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use bdev::rpc::{STILL_OPEN, conclude};
 use bdev::{Closing, Registry};
 use control::json::{Value, json};
-use control::{ByName, Method, Metric, MetricSamples, Module, NoParameters, RpcError};
+use control::{BalancedTarget, ByName, Method, Metric, MetricSamples, Module, NoParameters, RpcError};
 use reactor::ReactorHandle;
 use sockets::StreamAddress;
 use target_shell::ConnectionLimits;
@@ -176,6 +176,10 @@ impl Module for NbdModule {
             .chain(exports)
             .chain(self.disks.list().into_iter().map(is_disk))
             .collect()
+    }
+
+    fn balanced(&self) -> Vec<Arc<dyn BalancedTarget>> {
+        self.target.balanced().into_iter().collect()
     }
 
     fn metrics() -> Vec<&'static Metric> {

@@ -3,6 +3,7 @@
 mod completion;
 mod edge;
 mod issue;
+mod moving;
 mod scan;
 
 use std::collections::VecDeque;
@@ -13,6 +14,7 @@ use dma::Data;
 use slots::{Slab, Slot};
 use target_shell::{
     IoContext, MemoryShare, NoMemory, OutgoingPdu, PduData, ReceiveBuffer, SendQueue, TransferReport,
+    turn_cost,
 };
 use wire_nbd::{
     ChunkFlags, ChunkHeader, ChunkKind, CommandFlags, ErrorChunk, HeaderForm, NbdCommand, NbdError,
@@ -28,6 +30,7 @@ use crate::status::error_of;
 
 use edge::{Edge, EdgeTurns};
 use issue::Issuing;
+pub(crate) use moving::DetachedSession;
 use scan::Scan;
 
 /// The commands of a connection.
@@ -62,6 +65,10 @@ pub(crate) struct Session {
     waiting: bool,
     /// A request is read in the next turn, because others have theirs first.
     turn_is_over: bool,
+    /// No request is read, as the connection moves to another core.
+    paused: bool,
+    /// What its requests have cost so far, wrapping: see [`turn_cost`].
+    work: u64,
 }
 
 /// A command that is not answered.
@@ -139,25 +146,7 @@ const _: () = assert!(COMMANDS_MAX <= 1 << 8);
 
 impl Session {
     pub(crate) fn new(export: Arc<Export>, handshake: &Handshake, flow: u16, memory: MemoryShare) -> Session {
-        Session {
-            allocation: handshake.selects_allocation(&export),
-            export,
-            form: handshake.form,
-            structured: handshake.structured,
-            flow,
-            commands: Slab::with_capacity(COMMANDS_MAX),
-            issuing: None,
-            skip: 0,
-            rejected: None,
-            retries: VecDeque::new(),
-            edge_turns: EdgeTurns::default(),
-            outstanding: 0,
-            memory,
-            pieces_begun: 0,
-            blocked: Blocked::No,
-            waiting: false,
-            turn_is_over: false,
-        }
+        Session::attach(DetachedSession::new(export, handshake, flow), memory)
     }
 
     pub(crate) fn export_id(&self) -> u64 {
@@ -167,7 +156,7 @@ impl Session {
     /// Whether nothing is received until [`resume`](Self::resume).
     #[inline]
     pub(crate) fn is_blocked(&self) -> bool {
-        self.blocked != Blocked::No || self.waiting
+        self.blocked != Blocked::No || self.waiting || (self.paused && self.is_between_requests())
     }
 
     #[inline]
@@ -291,7 +280,7 @@ impl Session {
             if self.issuing.is_some() && !self.issue(inbound, out, context) {
                 return Ok(false);
             }
-            if inbound.filled().len() < self.form.request_size() {
+            if self.paused || inbound.filled().len() < self.form.request_size() {
                 return Ok(false);
             }
             if self.commands.is_full() {
@@ -308,7 +297,9 @@ impl Session {
             }
             let header = RequestHeader::decode(self.form, inbound.filled())?;
             inbound.consume(self.form.request_size());
-            context.count_command(data_bytes(&header));
+            let bytes = data_bytes(&header);
+            context.count_command(bytes);
+            self.work = self.work.wrapping_add(turn_cost(bytes).into());
             if self.start(header, out)? {
                 return Ok(true);
             }

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, MutexGuard};
 
 use bdev::{Access, BlockDevice, Closing, Descriptor, DeviceEvent, Registry};
+use control::BalancedTarget;
 use reactor::ReactorHandle;
 use sockets::StreamAddress;
 use target_shell::{
@@ -301,8 +302,14 @@ impl NbdTarget {
         self.0.lock_any()
     }
 
-    /// Connections of clients, for metrics.
-    pub(crate) fn connection_totals(&self) -> ConnectionTotals {
+    /// The target as the balancer sees it; `None` before the first export.
+    pub fn balanced(&self) -> Option<Arc<dyn BalancedTarget>> {
+        let cores = self.lock_any().cores.get().cloned()?;
+        Some(Arc::new(cores))
+    }
+
+    /// Connections of clients, on all cores, and how often some have moved.
+    pub fn connection_totals(&self) -> ConnectionTotals {
         self.lock_any().cores.totals()
     }
 }

@@ -2,6 +2,8 @@
 //! for fuzzing.
 
 #[cfg(test)]
+mod moves;
+#[cfg(test)]
 mod tests;
 #[cfg(test)]
 mod tls_tests;
@@ -30,6 +32,8 @@ const BLOCK_BYTES: usize = 512;
 const DISK_BYTES: usize = 1 << 20;
 /// Simulated time of one poll.
 const POLL_NS: u64 = 10_000;
+/// Polls from one move to the next: not a multiple of what a request takes.
+const MOVE_POLLS: u64 = 7;
 
 /// One group, the clients' side of its network, and the simulated clock.
 struct SimulatedTarget {
@@ -40,6 +44,8 @@ struct SimulatedTarget {
     reservations: bdev::ReservationLease,
     clients: SimulatedNetwork,
     now_ns: u64,
+    /// Connections move all the time.
+    moves: bool,
     // Dropped last: the fields above use its buffers.
     reactor: Reactor,
 }
@@ -101,6 +107,7 @@ impl SimulatedTarget {
             descriptor,
             clients,
             now_ns: 1,
+            moves: false,
             reactor,
         }
     }
@@ -121,7 +128,21 @@ impl SimulatedTarget {
 
     fn poll(&mut self) {
         self.now_ns += POLL_NS;
+        if self.moves && (self.now_ns / POLL_NS).is_multiple_of(MOVE_POLLS) {
+            self.group.move_all(self.now_ns);
+        }
         self.group.poll(&self.reactor.core(), self.now_ns);
+    }
+
+    /// Bytes of buffers that connections have.
+    #[cfg(test)]
+    fn held_bytes(&self) -> usize {
+        self.reactor.core().local::<target_shell::CoreMemory>().held()
+    }
+
+    #[cfg(test)]
+    fn delete_exports(&mut self) {
+        self.group.apply(&self.reactor.core(), Arc::default(), self.now_ns);
     }
 
     /// Reads that the device has completed.
@@ -163,6 +184,7 @@ fn client_key() -> Psk {
 pub fn any_bytes(bytes: &[u8]) {
     let Some((&how, bytes)) = bytes.split_first() else { return };
     let mut target = SimulatedTarget::new(u64::from(how), NetworkFaults::default());
+    target.moves = how & 128 != 0;
     let id = target.connect();
     let mut sent = Vec::new();
     if how & 1 != 0 {

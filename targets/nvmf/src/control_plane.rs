@@ -522,7 +522,7 @@ impl<N: ServerNetwork> NvmfTarget<N> {
         self.lock_any().transports.values().map(|transport| transport.connections()).collect()
     }
 
-    /// The transports whose connections can move between reactors.
+    /// The transports as the balancer sees them.
     pub fn balanced(&self) -> Vec<Arc<dyn BalancedTarget>> {
         self.lock_any().transports.values().filter_map(|transport| transport.balanced()).collect()
     }

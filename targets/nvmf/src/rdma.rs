@@ -13,8 +13,10 @@ mod protocol;
 #[cfg(test)]
 mod tests;
 
+use std::sync::Arc;
+
 use control::json::{Map, Value};
-use control::{DecodeLog, ParameterError};
+use control::{BalancedTarget, DecodeLog, ParameterError};
 use rdma::RdmaNetwork;
 use reactor::Core;
 use sockets::ServerNetwork;
@@ -129,6 +131,11 @@ impl Transport for RdmaCores {
 
     fn shutdown(&self) -> Result<(), ShellError> {
         self.cores.drain()
+    }
+
+    /// Its connections stay, but others can be kept away from a reactor.
+    fn balanced(&self) -> Option<Arc<dyn BalancedTarget>> {
+        Some(Arc::new(self.cores.clone()))
     }
 
     fn connections(&self) -> (&'static str, ConnectionTotals) {

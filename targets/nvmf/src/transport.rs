@@ -198,7 +198,7 @@ pub trait Transport: Any + Send {
     /// The name of its connections in metrics, and what is counted of them.
     fn connections(&self) -> (&'static str, ConnectionTotals);
 
-    /// Its groups, if their connections can move between them. By default they cannot.
+    /// Its groups, if connections are assigned to them, or move between them. By default neither.
     fn balanced(&self) -> Option<Arc<dyn BalancedTarget>> {
         None
     }

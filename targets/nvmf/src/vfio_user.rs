@@ -24,8 +24,10 @@ mod seats;
 mod session;
 mod socket;
 
+use std::sync::Arc;
+
 use control::json::{Map, Value};
-use control::{DecodeLog, Method, ParameterError};
+use control::{BalancedTarget, DecodeLog, Method, ParameterError};
 use reactor::{Core, ReactorHandle};
 use sockets::ServerNetwork;
 use target_shell::{
@@ -173,6 +175,11 @@ impl Transport for VfioUserCores {
 
     fn shutdown(&self) -> Result<(), ShellError> {
         self.cores.drain()
+    }
+
+    /// Its connections stay, but others can be kept away from a reactor.
+    fn balanced(&self) -> Option<Arc<dyn BalancedTarget>> {
+        Some(Arc::new(self.cores.clone()))
     }
 
     fn connections(&self) -> (&'static str, ConnectionTotals) {

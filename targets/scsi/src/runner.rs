@@ -138,6 +138,17 @@ impl<U: std::fmt::Debug> TaskRunner<U> {
         self.units.clear();
     }
 
+    /// Takes the units, of which none has a command, for the runner of another core.
+    pub fn take_units(&mut self) -> Vec<SessionUnit<U>> {
+        debug_assert!(self.units.iter().all(|unit| unit.commands == 0));
+        std::mem::take(&mut self.units)
+    }
+
+    /// Adds the units that another runner had, in their order.
+    pub fn put_units(&mut self, units: Vec<SessionUnit<U>>) {
+        self.units.extend(units);
+    }
+
     /// Wakes the tasks of the core.
     pub fn waker(&self) -> &Arc<dyn ChangeWaker> {
         &self.waker

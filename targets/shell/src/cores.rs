@@ -211,6 +211,12 @@ impl<P: Protocol, N: ServerNetwork> BalancedTarget for TargetCores<P, N> {
             .collect()
     }
 
+    fn exclude_reactors(&self, reactors: &[usize]) {
+        for (group, reactor) in self.mailboxes.reactors().iter().enumerate() {
+            self.shared.set_excluded(group, reactors.contains(reactor));
+        }
+    }
+
     fn move_connections(&self, moves: &[ConnectionMove]) {
         for core in 0..self.mailboxes.len() {
             let own = moves.iter().filter(|one| one.from == core);

@@ -10,8 +10,8 @@ use super::server::TargetTransport;
 use super::stacked::StackedLayer;
 use super::store::{LoopCache, StoreFault};
 use super::{
-    RunContext, RunOutcome, attack, bare, fio, idle, instructions, iscsi, lvol, nbd, page, scale, scaling,
-    stacked, store, ublk, vhost,
+    RunContext, RunOutcome, attack, balance, bare, fio, idle, instructions, iscsi, lvol, nbd, page, scale,
+    scaling, stacked, store, ublk, vhost,
 };
 
 /// A benchmark: its name, a description for `--list`, and what it runs.
@@ -35,6 +35,10 @@ enum BenchmarkKind {
     Tls(IoPattern, TlsComparison),
     /// Target and load generator on the same two cores, with 16 connections.
     Shared(load::TargetScheduler),
+    /// An I/O queue that moves between two reactors, with so many reads in flight.
+    MoveStall(u32),
+    /// 16 I/O queues that all begin on one of two reactors.
+    MoveSpread,
     /// A session of iscsi-perf, with so many commands in flight.
     Iscsi(BenchDevice, u32),
     IscsiTwoSessions,
@@ -281,6 +285,17 @@ pub(super) const ALL: &[Benchmark] = &[
         "tcp-2x16-moved",
         "the same with the dynamic scheduler, which moves I/O queues from one reactor to the other",
         BenchmarkKind::Shared(load::TargetScheduler::Dynamic),
+    ),
+    case(
+        "balance-stall-qd1",
+        "the longest pause between two answers of an I/O queue that moves to another reactor, QD 1",
+        BenchmarkKind::MoveStall(1),
+    ),
+    case("balance-stall-qd32", "the same at QD 32", BenchmarkKind::MoveStall(32)),
+    case(
+        "balance-2x16",
+        "16 I/O queues that all begin on one of two reactors, after a second, beside an even start",
+        BenchmarkKind::MoveSpread,
     ),
     case(
         "attack-66",
@@ -642,6 +657,8 @@ impl Benchmark {
             Bare(pattern, data_digest) => bare::compare(context, pattern, *data_digest),
             BenchmarkKind::Tls(pattern, comparison) => load::compare_tls(context, pattern, *comparison),
             BenchmarkKind::Shared(scheduler) => load::shared(context, *scheduler),
+            BenchmarkKind::MoveStall(depth) => balance::stall(context, *depth),
+            BenchmarkKind::MoveSpread => balance::spread(context),
             BenchmarkKind::Iscsi(device, depth) => iscsi::reads(context, *device, *depth),
             BenchmarkKind::IscsiTwoSessions => iscsi::two_sessions(context),
             BenchmarkKind::IscsiIdle => iscsi::idle(context),
@@ -683,6 +700,8 @@ impl Benchmark {
         match &self.kind {
             InstructionsOf(counted) => std::slice::from_ref(&counted.example),
             BenchmarkKind::Scaling(_) => &[scaling::DRIVER],
+            BenchmarkKind::MoveStall(_) => &[balance::STALL],
+            BenchmarkKind::MoveSpread => &[balance::SPREAD],
             BenchmarkKind::Lvol(..) => &[lvol::COST],
             BenchmarkKind::LvolFirstWrite(_) => &[lvol::FIRST_WRITE],
             BenchmarkKind::LvolLoad(_) => &[lvol::STORE],
@@ -713,6 +732,8 @@ impl Benchmark {
         !matches!(
             self.kind,
             InstructionsOf(_)
+                | BenchmarkKind::MoveStall(_)
+                | BenchmarkKind::MoveSpread
                 | BenchmarkKind::Scaling(_)
                 | BenchmarkKind::Lvol(..)
                 | BenchmarkKind::LvolFirstWrite(_)

@@ -96,6 +96,15 @@ pub(super) enum BenchMetric {
     AttackRatio,
     /// The longest completion latency while a node was lost, in milliseconds.
     StallMs,
+    /// Median of the longest pauses of a queue that moves, in microseconds.
+    MoveMedianUs,
+    /// The longest pause of a queue that moves, in microseconds.
+    MoveMaxUs,
+    /// The same of a queue that stays: median and longest.
+    StayMedianUs,
+    StayMaxUs,
+    /// IOPS as a fraction of those of an even start.
+    EvenRatio,
     /// Milliseconds from the return of a lost node until all replicas are in sync.
     RecoveryMs,
     /// Milliseconds until all replicas of a node that was taken out are on others.
@@ -189,6 +198,11 @@ impl BenchMetric {
             BenchMetric::OneSessionRatio => "iops_of_one_session",
             BenchMetric::AttackRatio => "iops_of_unattacked",
             BenchMetric::StallMs => "stall_ms",
+            BenchMetric::MoveMedianUs => "move_median_us",
+            BenchMetric::MoveMaxUs => "move_max_us",
+            BenchMetric::StayMedianUs => "stay_median_us",
+            BenchMetric::StayMaxUs => "stay_max_us",
+            BenchMetric::EvenRatio => "iops_of_even",
             BenchMetric::RecoveryMs => "recovery_ms",
             BenchMetric::MovedMs => "moved_ms",
             BenchMetric::CopyP99Ratio => "latency_p99_of_undisturbed",
@@ -260,6 +274,11 @@ impl BenchMetric {
             BenchMetric::OneSessionRatio => "IOPS / one session",
             BenchMetric::AttackRatio => "IOPS / without them",
             BenchMetric::StallMs => "longest stall",
+            BenchMetric::MoveMedianUs => "a move, median",
+            BenchMetric::MoveMaxUs => "a move, longest",
+            BenchMetric::StayMedianUs => "no move, median",
+            BenchMetric::StayMaxUs => "no move, longest",
+            BenchMetric::EvenRatio => "IOPS / even start's",
             BenchMetric::RecoveryMs => "healthy again",
             BenchMetric::MovedMs => "moved",
             BenchMetric::CopyP99Ratio => "p99 / before",
@@ -287,7 +306,7 @@ impl BenchMetric {
     pub(super) fn more_is_better(self) -> bool {
         use BenchMetric::{
             AttackRatio, BareDeviceIops, BareDeviceRatio, BareIops, BareQemuRatio, BareRatio, BaseIops,
-            BaseRatio, CephIops, CephRatio, ChurnRatio, FioRatio, Gibps, Iops, LeastLayerRatio,
+            BaseRatio, CephIops, CephRatio, ChurnRatio, EvenRatio, FioRatio, Gibps, Iops, LeastLayerRatio,
             LeastPairBareRatio, LeastPairRatio, OneSessionRatio, QemuExportIops, QemuExportRatio,
             QemuNbdRatio, SpdkRatio,
         };
@@ -314,6 +333,7 @@ impl BenchMetric {
                 | BaseIops
                 | BaseRatio
                 | ChurnRatio
+                | EvenRatio
         )
     }
 
@@ -334,6 +354,10 @@ impl BenchMetric {
             BenchMetric::MeanUs | BenchMetric::P99Us | BenchMetric::RemoveUs | BenchMetric::TlsAddedUs => {
                 format!("{value:.1} µs")
             }
+            BenchMetric::MoveMedianUs
+            | BenchMetric::MoveMaxUs
+            | BenchMetric::StayMedianUs
+            | BenchMetric::StayMaxUs => format!("{value:.0} µs"),
             BenchMetric::BdevKib => format!("{value:.2} KiB"),
             BenchMetric::HostCpuNs | BenchMetric::TargetCpuNs | BenchMetric::CephCpuNs if value < 1000.0 => {
                 format!("{value:.0} ns")
@@ -387,6 +411,7 @@ impl BenchMetric {
             | BenchMetric::ChurnRatio
             | BenchMetric::OneSessionRatio
             | BenchMetric::TlsCpuRatio
+            | BenchMetric::EvenRatio
             | BenchMetric::FirstWriteRatio
             | BenchMetric::MetadataReadRatio
             | BenchMetric::MetadataDecodeRatio

@@ -125,7 +125,7 @@ impl Session {
         if before == 0 || before > i32::MAX as u32 {
             return false;
         }
-        let skipped = self.handle.shared().numbers.skip(request.ref_cmd_sn);
+        let skipped = self.shared.numbers.skip(request.ref_cmd_sn);
         if skipped == Some(true) {
             self.handle.notify_all();
         }

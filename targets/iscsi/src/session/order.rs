@@ -46,25 +46,25 @@ impl Place {
 impl Session {
     #[inline]
     pub(super) fn exp_cmd_sn(&self) -> u32 {
-        self.handle.shared().numbers.expected()
+        self.shared.numbers.expected()
     }
 
     #[inline]
     pub(super) fn max_cmd_sn(&self) -> u32 {
-        self.handle.shared().numbers.max()
+        self.shared.numbers.max()
     }
 
     /// A command has ended, so that the initiator may send another one.
     #[inline]
     pub(super) fn widen_window(&self) {
-        self.handle.shared().numbers.widen(1);
+        self.shared.numbers.widen(1);
     }
 
     /// Whether the PDU that begins with a header has to wait for commands on other connections. The session
     /// [is out of turn](Self::is_out_of_turn) as long as it has.
     #[inline]
     pub(crate) fn waits_for_turn(&mut self, header: &[u8; HEADER_BYTES]) -> bool {
-        let numbers = &self.handle.shared().numbers;
+        let numbers = &self.shared.numbers;
         if !numbers.is_shared() {
             return false;
         }
@@ -78,6 +78,11 @@ impl Session {
         self.is_out_of_turn
     }
 
+    /// The command that waits is received nevertheless, and its turn is looked at later.
+    pub(crate) fn end_wait_for_turn(&mut self) {
+        self.is_out_of_turn = false;
+    }
+
     /// Whether a command waits for those before it.
     #[inline]
     pub(crate) fn is_out_of_turn(&self) -> bool {
@@ -89,7 +94,7 @@ impl Session {
         if is_immediate {
             return Ok(true);
         }
-        let numbers = &self.handle.shared().numbers;
+        let numbers = &self.shared.numbers;
         match numbers.turn(cmd_sn) {
             Turn::Never => Ok(false),
             // A connection carries commands in order, and the session has one.
@@ -112,7 +117,7 @@ impl Session {
     #[inline]
     pub(super) fn finish_delivery(&mut self) {
         if let Some(cmd_sn) = self.claimed.take()
-            && self.handle.shared().numbers.deliver(cmd_sn)
+            && self.shared.numbers.deliver(cmd_sn)
         {
             self.handle.notify_all();
         }
@@ -124,7 +129,7 @@ impl Drop for Session {
     fn drop(&mut self) {
         self.finish_delivery();
         let unanswered = self.commands.len() as u32 - self.immediate_commands;
-        self.handle.shared().numbers.widen(unanswered);
+        self.shared.numbers.widen(unanswered);
     }
 }
 

@@ -3,7 +3,7 @@
 use block_io::Tag;
 use scsi::Command;
 use slots::Slot;
-use target_shell::{IoContext, NoMemory, PduData};
+use target_shell::{IoContext, NoMemory, PduData, turn_cost};
 use wire_iscsi::{
     BasicHeader, DataOut, LogoutReason, LogoutReply, LogoutRequest, LogoutResponse, NopIn, NopOut, Opcode,
     RESERVED_TAG, RejectReason, ScsiCommand,
@@ -29,6 +29,8 @@ pub(crate) enum Sink {
     /// Into the memory of a command that has none yet: bytes that come with the command, and those that
     /// follow unasked.
     NeedsMemory(Slot, u32, u32),
+    /// Into memory, for a command that begins when its connection has moved.
+    Defer(Vec<u8>),
 }
 
 /// Additional header segment with the rest of a long command descriptor block (RFC 7143, section 11.2.2.3).
@@ -103,7 +105,7 @@ impl Session {
                 return Ok(());
             }
             Sink::Collect(data) => data,
-            Sink::Discard | Sink::NeedsMemory(..) => Vec::new(),
+            Sink::Discard | Sink::NeedsMemory(..) | Sink::Defer(_) => Vec::new(),
         };
         let result = match common.opcode {
             Opcode::NopOut => self.ping(&NopOut::decode(header)?, data, out),
@@ -169,6 +171,7 @@ impl Session {
         // The window and the limit of immediate commands leave a slot.
         let Ok(slot) = self.commands.insert(state) else { return Ok(Sink::Discard) };
         self.immediate_commands += u32::from(header.immediate);
+        self.work_done = self.work_done.wrapping_add(turn_cost(expected.into()).into());
         command.tag = tag_of(slot);
         self.start_task(slot, &command, out);
         Ok(self.begin_command_data(slot, header, out))
@@ -246,6 +249,8 @@ impl Session {
     pub(crate) fn take_data(&mut self, sink: &mut Sink, data: &[u8]) -> Result<usize, IscsiViolation> {
         match sink {
             Sink::Discard | Sink::NeedsMemory(..) => {}
+            // Within RECEIVE_DATA_MAX.
+            Sink::Defer(collected) => collected.extend_from_slice(data),
             Sink::Collect(collected) => {
                 if collected.len() + data.len() > TEXT_BYTES_MAX {
                     return Err(IscsiViolation::DataLength((collected.len() + data.len()) as u32));

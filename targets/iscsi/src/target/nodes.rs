@@ -315,7 +315,7 @@ impl IscsiTarget {
     /// Asks the initiators of a target node to log out within so many seconds; those of one portal group if it is given.
     ///
     /// # Errors
-    /// There is no such node, or a reactor does not respond.
+    /// There is no such node, or the target is stopping.
     pub fn request_logout(
         &self,
         name: &str,
@@ -325,21 +325,8 @@ impl IscsiTarget {
         let state = self.lock()?;
         let name = state.model.full_name(name);
         let id = state.model.nodes.get(&name).ok_or_else(|| no_node(&name))?.target.id;
-        let Some(cores) = state.cores.get().cloned() else { return Ok(()) };
         drop(state);
-        cores.query(move |_, connections| {
-            connections.update(|_, entry| {
-                let identity = entry.connection.session().map(crate::session::Session::identity);
-                let is_concerned = identity.is_some_and(|identity| {
-                    identity.node.as_ref().is_some_and(|node| node.id == id)
-                        && portal_group.is_none_or(|tag| tag == identity.tag)
-                });
-                if is_concerned && !entry.is_closed() {
-                    entry.connection.request_logout(seconds);
-                }
-                is_concerned
-            });
-        })?;
+        self.0.shared().request_logouts(id, portal_group, seconds);
         Ok(())
     }
 

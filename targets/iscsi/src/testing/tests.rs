@@ -2,6 +2,7 @@ mod connections;
 mod functions;
 mod logins;
 mod memory;
+mod moves;
 mod transfers;
 
 use random::WyRand;

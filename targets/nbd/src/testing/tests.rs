@@ -7,8 +7,8 @@ use super::*;
 
 /// A client that knows only bytes.
 pub(super) struct Client {
-    id: ConnectionId,
-    received: Vec<u8>,
+    pub(super) id: ConnectionId,
+    pub(super) received: Vec<u8>,
 }
 
 impl Client {
@@ -17,7 +17,7 @@ impl Client {
     }
 
     /// Negotiates options without data before it chooses the export.
-    fn begin_with(target: &mut SimulatedTarget, options: &[OptionCode]) -> Client {
+    pub(super) fn begin_with(target: &mut SimulatedTarget, options: &[OptionCode]) -> Client {
         let id = target.connect();
         Client::negotiate(target, id, options)
     }

@@ -6,7 +6,7 @@ use wire_nbd::*;
 use super::*;
 
 /// A client that knows only bytes, and after [`start_tls`](Self::start_tls) sends and receives records.
-struct SecureClient {
+pub(super) struct SecureClient {
     id: ConnectionId,
     received: Vec<u8>,
     session: Option<TlsSession>,
@@ -14,7 +14,7 @@ struct SecureClient {
 
 impl SecureClient {
     /// After the greeting.
-    fn connect(target: &mut SimulatedTarget) -> SecureClient {
+    pub(super) fn connect(target: &mut SimulatedTarget) -> SecureClient {
         let id = target.connect();
         let mut client = SecureClient { id, received: Vec::new(), session: None };
         assert!(client.read(target, NbdGreeting::SIZE).is_some());
@@ -22,7 +22,7 @@ impl SecureClient {
         client
     }
 
-    fn start_tls(&mut self, target: &mut SimulatedTarget, key: Psk) -> Option<()> {
+    pub(super) fn start_tls(&mut self, target: &mut SimulatedTarget, key: Psk) -> Option<()> {
         assert_eq!(self.option(target, OptionCode::StartTls, b"")?.0, OptionReplyKind::Ack);
         let mut session = TlsSession::client(key).unwrap();
         while session.handshake().ok()? == HandshakeProgress::Pending {
@@ -41,7 +41,7 @@ impl SecureClient {
         self.send_raw(target, &records[..count]);
     }
 
-    fn send(&mut self, target: &mut SimulatedTarget, bytes: &[u8]) {
+    pub(super) fn send(&mut self, target: &mut SimulatedTarget, bytes: &[u8]) {
         match self.session.take() {
             None => self.send_raw(target, bytes),
             Some(mut session) => {
@@ -77,7 +77,7 @@ impl SecureClient {
         panic!("nothing arrives");
     }
 
-    fn read(&mut self, target: &mut SimulatedTarget, count: usize) -> Option<Vec<u8>> {
+    pub(super) fn read(&mut self, target: &mut SimulatedTarget, count: usize) -> Option<Vec<u8>> {
         while self.received.len() < count {
             let mut bytes = self.read_some(target)?;
             if let Some(session) = &mut self.session {
@@ -91,6 +91,11 @@ impl SecureClient {
             self.received.extend(bytes);
         }
         Some(self.received.drain(..count).collect())
+    }
+
+    /// What has been received beyond what was read.
+    pub(super) fn take_received(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.received)
     }
 
     /// The last answer to an option: those before it are informative.
@@ -116,7 +121,7 @@ impl SecureClient {
     }
 
     /// Selects an export.
-    fn go(&mut self, target: &mut SimulatedTarget, name: &str) -> Option<OptionReplyKind> {
+    pub(super) fn go(&mut self, target: &mut SimulatedTarget, name: &str) -> Option<OptionReplyKind> {
         let mut data = (name.len() as u32).to_be_bytes().to_vec();
         data.extend(name.as_bytes());
         data.extend([0, 0]);

@@ -38,6 +38,8 @@ pub(super) struct GroupStatus {
     pub(super) connections: AtomicU32,
     pub(super) pending_logins: AtomicU32,
     pub(super) recheck: AtomicBool,
+    /// It gets no accepted connections while others may have them.
+    pub(super) is_excluded: AtomicBool,
     pub(super) counts: GroupCounts,
 }
 
@@ -106,6 +108,11 @@ impl<P: Protocol, S> GroupShared<P, S> {
         }
     }
 
+    /// Whether a group gets no accepted connections while others may have them.
+    pub(crate) fn set_excluded(&self, group: usize, is_excluded: bool) {
+        self.statuses[group].is_excluded.store(is_excluded, Ordering::Relaxed);
+    }
+
     /// The connections between two groups.
     pub(crate) fn transit(&self) -> &Transit {
         &self.transit
@@ -133,7 +140,7 @@ impl<P: Protocol, S> GroupShared<P, S> {
 
 impl<P: Protocol, N: Listen> ConnectionGroup<P, N> {
     /// Assigns an accepted connection to the group with the fewest connections, of those that the protocol
-    /// allows.
+    /// allows and that are not excluded.
     pub(super) fn assign_connection(
         &mut self,
         listener: ListenerId,
@@ -142,7 +149,10 @@ impl<P: Protocol, N: Listen> ConnectionGroup<P, N> {
         now_ns: u64,
     ) {
         let Some((_, portid)) = self.listeners.iter().find(|(id, _)| *id == listener) else { return };
-        let connections_of = |group: usize| self.shared.statuses[group].connections.load(Ordering::Relaxed);
+        let order = |group: &usize| {
+            let status = &self.shared.statuses[*group];
+            (status.is_excluded.load(Ordering::Relaxed), status.connections.load(Ordering::Relaxed))
+        };
         if self.stopping {
             return;
         }
@@ -159,7 +169,7 @@ impl<P: Protocol, N: Listen> ConnectionGroup<P, N> {
         let accepted = Accepted { portid: *portid, local, peer, peer_key, flow: 0 };
         let serves = |group: &usize| self.protocol.may_serve(&self.config, accepted.portid, *group);
         let groups = (0..self.shared.statuses.len()).filter(serves);
-        let group = groups.min_by_key(|group| connections_of(*group)).unwrap_or(self.index);
+        let group = groups.min_by_key(order).unwrap_or(self.index);
         // It counts as a pending login until its group knows better.
         let status = &self.shared.statuses[group];
         status.pending_logins.fetch_add(1, Ordering::Relaxed);

@@ -21,7 +21,7 @@ use crate::cores::GroupMessage;
 use crate::memory::MemoryOwner;
 use crate::move_history::MoveHistory;
 use crate::moves::{GroupMove, MovedConnection, MovingConnection, Transit};
-use crate::protocol::{IoContext, Protocol, ProtocolConnection, Turn};
+use crate::protocol::{IoContext, MoreToRead, Protocol, ProtocolConnection, Turn};
 
 /// Time in which a connection has to complete its commands for a move, so that its peer does not notice. One
 /// that could not, as on a slow device, has twice the time at the next attempt.
@@ -226,8 +226,12 @@ impl<P: Protocol, N: Listen> ConnectionGroup<P, N> {
             self.timers.arm(slot, entry.connection.deadline_ns(), &mut entry.timer_ns);
             add_polled::<P>(&mut self.polled, slot, entry);
         }
-        // Commands that it has accepted and not begun.
-        self.process(slot, now_ns, |connection, _, _, context| connection.resume(context));
+        // Commands that it has accepted and not begun. Then it is received from, whether or not there is an
+        // event: a layer of the stream may have taken from the socket what it has not passed on.
+        let resume = |connection: &mut P::Connection, context: &mut IoContext<'_, P>| {
+            connection.resume(context).map(|_| MoreToRead::Yes)
+        };
+        self.process(slot, now_ns, |connection, _, _, context| resume(connection, context));
         self.connections.mark_dirty(slot);
     }
 

@@ -85,13 +85,16 @@ fn commands_of_many_connections_are_all_executed_once() {
     for seed in 0..12 {
         let faults = NetworkFaults { cut_per_mille: 500, stall_per_mille: 300, break_per_mille: 0 };
         let mut target = SimulatedTarget::new(seed, faults);
+        target.moves = seed % 2 == 1;
         let mut random = WyRand::new(seed);
         let (one, tsih) = first(&mut target);
         let mut all = vec![one];
         all.push(join(&mut target, INITIATOR, tsih, 2, 2).unwrap());
         all.push(join(&mut target, INITIATOR, tsih, 3, 2).unwrap());
-        let (mut cmd_sn, mut max_cmd_sn, mut unanswered) = (2u32, 9u32, Vec::new());
+        let (mut cmd_sn, mut max_cmd_sn, mut unanswered, mut polls) = (2u32, 9u32, Vec::new(), 0);
         while cmd_sn < 200 || !unanswered.is_empty() {
+            polls += 1;
+            assert!(polls < 1_000_000, "seed {seed}: it stands still");
             if cmd_sn < 200 && cmd_sn <= max_cmd_sn {
                 let by = random.below(3) as usize;
                 all[by].cmd_sn = cmd_sn;
@@ -135,6 +138,7 @@ fn commands_of_many_connections_are_all_executed_once() {
         let read = all[2].read_blocks(&mut target, 2, 198, 198 * BLOCK_BYTES as u32);
         let expected = (2..200u32).flat_map(|number| [number as u8; BLOCK_BYTES]);
         assert!(read.into_iter().eq(expected), "seed {seed}");
+        assert!(!target.moves || target.group.totals().moved > 5, "seed {seed}");
     }
 }
 
