@@ -206,7 +206,7 @@ impl Controller {
             identify = IdentifyController {
                 kas_100ms: 0,
                 maxcmd: 0,
-                sgls: sgls::SUPPORTED,
+                sgls: sgls::SUPPORTED | sgls::BIT_BUCKET,
                 io_command_capsule_bytes: 0,
                 io_response_capsule_bytes: 0,
                 msdbd: 0,

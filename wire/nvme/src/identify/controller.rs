@@ -113,6 +113,8 @@ pub mod sgls {
     pub const SUPPORTED: u32 = 1 << 0;
     /// Keyed Data Block descriptors.
     pub const KEYED: u32 = 1 << 2;
+    /// Bit Bucket descriptors.
+    pub const BIT_BUCKET: u32 = 1 << 16;
     /// SGLs longer than the data.
     pub const OVERSIZED: u32 = 1 << 18;
     /// Data Block descriptors with an offset.

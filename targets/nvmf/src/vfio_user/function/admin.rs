@@ -99,7 +99,7 @@ impl VfioUserFunction {
         if !host_data.is_empty() {
             let parsed = data::parse_data_pointer(
                 &self.memory,
-                sqe.data,
+                (sqe.data, false),
                 false,
                 host_data.len() as u32,
                 &mut self.segments,
@@ -160,7 +160,8 @@ impl VfioUserFunction {
 
     /// Copies data to client memory.
     fn copy_to_client(&mut self, sqe: &Sqe, data: &[u8]) -> Result<(), Status> {
-        data::parse_data_pointer(&self.memory, sqe.data, false, data.len() as u32, &mut self.segments)?;
+        let bytes = data.len() as u32;
+        data::parse_data_pointer(&self.memory, (sqe.data, false), true, bytes, &mut self.segments)?;
         data::scatter(&self.memory, &self.segments, std::iter::once(data))
     }
 
