@@ -3,7 +3,6 @@
 use block_io::Status;
 use nvme_controller::{ControllerAction, ControllerEvent, data_from_host, queues};
 use wire_nvme::admin::GetLogPage;
-use wire_nvme::log::LogId;
 use wire_nvme::opcode::AdminOpcode;
 use wire_nvme::sqe::{Fuse, Psdt};
 use wire_nvme::{Cqe, Sqe};
@@ -112,7 +111,7 @@ impl VfioUserFunction {
             }
         }
         if sqe.opcode == AdminOpcode::GetLogPage.to_wire()
-            && GetLogPage::from_sqe(sqe).lid == LogId::Health.to_wire()
+            && nvme_controller::log_has_health(GetLogPage::from_sqe(sqe).lid)
         {
             let health = context.config.health(&self.subsystem, self.controller.hostnqn());
             self.controller_event(ControllerEvent::Health(health), context.now_ns);
