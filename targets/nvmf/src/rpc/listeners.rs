@@ -119,6 +119,7 @@ pub(super) fn add_listener(module: &NvmfModule, params: AddListener) -> Result<b
             return Err(error.into());
         }
     }
+    module.update_mdns();
     Ok(true)
 }
 
@@ -134,6 +135,7 @@ control::parameters! {
 
 pub(super) fn remove_listener(module: &NvmfModule, params: RemoveListener) -> Result<bool, RpcError> {
     params.tgt_name.find(module)?.remove_listener(&params.nqn, params.listen_address.into())?;
+    module.update_mdns();
     Ok(true)
 }
 
