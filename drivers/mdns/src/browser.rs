@@ -14,6 +14,8 @@ const ENTRIES_MAX: usize = 64;
 /// 5.2).
 const FIRST_INTERVAL_MS: u64 = 1000;
 const INTERVAL_MAX_MS: u64 = 3_600_000;
+/// Reports of an instance at most, each with another address, port or text.
+const REPORTS_MAX: usize = 8;
 /// Questions about what is missing of an instance that was heard of, a second apart.
 const RESOLUTIONS_MAX: u32 = 3;
 
@@ -61,7 +63,7 @@ pub struct Browser {
 struct Instance {
     service: Option<(DnsName, u16)>,
     text: Option<Vec<Vec<u8>>>,
-    reported: Option<FoundService>,
+    reported: Vec<FoundService>,
     resolutions: u32,
 }
 
@@ -156,8 +158,9 @@ impl Browser {
                 port: *port,
                 text: text.clone(),
             };
-            if instance.reported.as_ref() != Some(&service) {
-                instance.reported = Some(service.clone());
+            // A host announces each of its addresses on the network of it, again and again.
+            if instance.reported.len() < REPORTS_MAX && !instance.reported.contains(&service) {
+                instance.reported.push(service.clone());
                 found.push(service);
             }
         }
@@ -240,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn an_instance_is_resolved_in_steps_and_reported_once_for_each_change() {
+    fn an_instance_is_resolved_in_steps_and_reported_once_for_each_address() {
         let mut browser = Browser::new("_nvme-disc._tcp.local").unwrap();
         browser.poll(0);
         let instance = "one._nvme-disc._tcp.local";
@@ -270,6 +273,10 @@ mod tests {
         assert_eq!((found[0].attribute("P"), found[0].attribute("x")), (Some("tcp"), None));
         assert!(browser.receive(&response(vec![address("h1.local", 1)]), 2800).is_empty());
         assert_eq!(browser.receive(&response(vec![address("h1.local", 9)]), 2900).len(), 1);
+        assert!(browser.receive(&response(vec![address("h1.local", 1)]), 2900).is_empty());
+        let more =
+            (10..100).map(|last| browser.receive(&response(vec![address("h1.local", last)]), 2950).len());
+        assert_eq!(more.sum::<usize>(), REPORTS_MAX - 2);
         // Withdrawn records change nothing.
         let gone = DnsRecord { ttl_s: 0, ..address("h1.local", 7) };
         assert!(browser.receive(&response(vec![gone]), 3000).is_empty());

@@ -53,7 +53,8 @@ pub struct Discovery(#[expect(dead_code, reason = "dropping it ends the thread")
 
 impl Discovery {
     /// Looks for instances of a kind such as `_nvme-disc._tcp` on the networks of these addresses. The
-    /// discovery's thread calls `found` for each instance, and again when it has another address.
+    /// discovery's thread calls `found` for each instance, and again when it has another address. Loopback
+    /// addresses are left out, unless the search is on the loopback network.
     ///
     /// # Errors
     /// The kind is not a name, or the socket or the thread cannot be made.
@@ -64,6 +65,7 @@ impl Discovery {
     ) -> Result<Discovery, MdnsError> {
         let mut browser = Browser::new(kind)?;
         let socket = MulticastSocket::open(&addresses)?;
+        let is_loopback = addresses.iter().any(Ipv4Addr::is_loopback);
         let thread = ServiceThread::start("mdns discovery", move |stop| {
             let clock = Clock::start();
             loop {
@@ -74,7 +76,10 @@ impl Discovery {
                     break;
                 }
                 receive(&socket, |message| {
-                    browser.receive(message, clock.now_ms()).into_iter().for_each(&mut found);
+                    let services = browser.receive(message, clock.now_ms()).into_iter();
+                    services
+                        .filter(|service| is_loopback || !service.address.is_loopback())
+                        .for_each(&mut found);
                 });
             }
         });

@@ -14,9 +14,9 @@ fn compressed_names_are_followed() {
     bytes.extend([0, 12, 0, 1, 0, 0, 0x11, 0x94, 0, 6]);
     bytes.extend(b"\x03one\xc0\x0c");
     // The instance that the pointer record names.
-    bytes.extend([0xc0, 0x2c, 0, 33, 0x80, 1, 0, 0, 0, 120, 0, 11, 0, 0, 0, 0, 0x1f, 0x49]);
+    bytes.extend([0xc0, 0x2d, 0, 33, 0x80, 1, 0, 0, 0, 120, 0, 11, 0, 0, 0, 0, 0x1f, 0x49]);
     bytes.extend(b"\x02h1\xc0\x1c");
-    assert_eq!((bytes[0x2c], bytes[0x1c]), (3, 5));
+    assert_eq!((bytes[0x2d], bytes[0x1c]), (3, 5));
     let expected = DnsMessage {
         is_response: true,
         questions: Vec::new(),
