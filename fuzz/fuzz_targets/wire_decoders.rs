@@ -12,8 +12,9 @@ use wire_nvme::identify::{
 };
 use wire_nvme::io::{DatasetManagement, DsmRange, ReadWrite, WriteZeroes};
 use wire_nvme::log::{
-    AnaLog, CommandEffectsLog, DiscoveryEntry, DiscoveryHeader, ErrorEntry, FeatureEffectsLog, FirmwareSlots,
-    HealthLog, SupportedLogPages,
+    AnaLog, ChangeNamespace, CommandEffectsLog, ControllerReset, DiscoveryEntry, DiscoveryHeader, ErrorEntry,
+    FeatureEffectsLog, FirmwareSlots, HealthLog, PersistentEvent, PersistentEventHeader, SetFeature,
+    SupportedLogPages,
 };
 use wire_nvme::registers::{ControllerConfiguration, ControllerStatus};
 use wire_nvme::tcp::{
@@ -112,7 +113,9 @@ fuzz_target!(|bytes: &[u8]| {
             bytes: ErrorEntry, HealthLog, FirmwareSlots, CommandEffectsLog, FeatureEffectsLog, SupportedLogPages
         ),
         6 => {
-            fallible!(bytes: DiscoveryEntry, DiscoveryHeader);
+            fallible!(bytes: DiscoveryEntry, DiscoveryHeader, PersistentEventHeader, PersistentEvent);
+            fallible!(bytes: ChangeNamespace, SetFeature);
+            let _ = ControllerReset::decode(bytes);
             round_trip(bytes, |from| ConnectData::decode(from).ok(), ConnectData::encode);
         }
         _ => {

@@ -3,14 +3,15 @@
 //! A task on the control core keeps an association with the discovery controller and reads its log page after every
 //! change. A thread of each service attaches and detaches controllers, which blocks on the control core.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel, sync_channel};
 use std::time::Duration;
 
 use control::JobHandle;
 use nvme::fabrics::discovery::read_log;
-use nvme::{Options, TcpAssociation, TcpUri, Uri};
+use nvme::fabrics::{Association, FabricsQueue};
+use nvme::{Options, RdmaConnection, RdmaUri, TcpConnection, TcpUri, Uri};
 use reactor::Core;
 use wire_nvme::fabrics::Nqn;
 use wire_nvme::feature::AsyncEventConfiguration;
@@ -31,46 +32,82 @@ const SERVICES_MAX: usize = 16;
 /// Interval between attempts to attach a controller.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
-/// The address in an entry; `None` if it is not TCP over IPv4 or IPv6.
-pub(crate) fn uri_of(entry: &DiscoveryEntry) -> Option<TcpUri> {
+/// The address in an entry; `None` if it is not TCP or RDMA over IPv4 or IPv6.
+pub(crate) fn uri_of(entry: &DiscoveryEntry) -> Option<Uri> {
     let address = &entry.address;
-    let family = matches!(address.adrfam, AddressFamily::Ipv4 | AddressFamily::Ipv6);
-    if address.trtype != TransportType::Tcp || !family {
+    if !matches!(address.adrfam, AddressFamily::Ipv4 | AddressFamily::Ipv6) {
         return None;
     }
-    Some(TcpUri {
-        host: TcpUri::host_of(address.traddr.trim())?,
-        port: address.trsvcid.trim().parse().ok()?,
-        ..TcpUri::new(entry.subnqn.clone())
-    })
+    let host = TcpUri::host_of(address.traddr.trim())?;
+    let port = address.trsvcid.trim().parse().ok()?;
+    let subnqn = entry.subnqn.clone();
+    match address.trtype {
+        TransportType::Tcp => Some(Uri::Tcp(TcpUri { host, port, ..TcpUri::new(subnqn) })),
+        TransportType::Rdma => Some(Uri::Rdma(RdmaUri { host, port, subnqn, nsid: 1, hostnqn: None })),
+        _ => None,
+    }
 }
 
 /// Reads the entries of a discovery controller: connects, reads the log page and disconnects.
-pub async fn discover(core: &Core, uri: &TcpUri, options: &Options) -> Result<Vec<DiscoveryEntry>, String> {
-    let mut association =
-        TcpAssociation::open(core, uri, options, 0).await.map_err(|error| error.to_string())?;
-    read_log(&mut association).await
+///
+/// # Errors
+/// It is reached over neither TCP nor RDMA, does not answer, or its log page cannot be read.
+pub async fn discover(core: &Core, uri: &Uri, options: &Options) -> Result<Vec<DiscoveryEntry>, String> {
+    match uri {
+        Uri::Tcp(uri) => discover_over::<TcpConnection>(core, uri, options).await,
+        Uri::Rdma(uri) => discover_over::<RdmaConnection>(core, uri, options).await,
+        _ => Err(TRANSPORTS.to_string()),
+    }
 }
 
-/// Follows the referrals of a discovery controller, at most [`SERVICES_MAX`] and each once; returns the subsystems.
-async fn follow_referrals(
+const TRANSPORTS: &str = "discovery controllers are reached over TCP or RDMA";
+
+async fn discover_over<Q: FabricsQueue>(
     core: &Core,
-    first: Vec<DiscoveryEntry>,
-    own: &TcpUri,
+    uri: &Q::Uri,
     options: &Options,
-) -> Vec<TcpUri> {
-    let (mut found, mut seen) = (Vec::<TcpUri>::new(), BTreeSet::from([(own.host.clone(), own.port)]));
+) -> Result<Vec<DiscoveryEntry>, String> {
+    let opened = Association::<Q>::open_over(core, uri, options, 0).await;
+    read_log(&mut opened.map_err(|error| error.to_string())?).await
+}
+
+/// Transport, host and port.
+type Portal = (TransportType, String, u16);
+
+fn portal_of(uri: &Uri) -> Option<Portal> {
+    match uri {
+        Uri::Tcp(uri) => Some((TransportType::Tcp, uri.host.clone(), uri.port)),
+        Uri::Rdma(uri) => Some((TransportType::Rdma, uri.host.clone(), uri.port)),
+        _ => None,
+    }
+}
+
+/// Follows the referrals of a discovery controller, at most [`SERVICES_MAX`] and each once; returns the subsystems
+/// that are reached over the same transport: the machine need not have a device for others.
+async fn follow_referrals(core: &Core, first: Vec<DiscoveryEntry>, own: &Uri, options: &Options) -> Vec<Uri> {
+    let Some(own) = portal_of(own) else { return Vec::new() };
+    let transport = own.0;
+    let (mut found, mut seen) = (Vec::<Uri>::new(), vec![own]);
     let mut pages = VecDeque::from([first]);
     while let Some(entries) = pages.pop_front() {
         for entry in entries {
-            let Some(uri) = uri_of(&entry) else { continue };
+            let Some(mut uri) = uri_of(&entry) else { continue };
+            let Some(portal) = portal_of(&uri).filter(|portal| portal.0 == transport) else { continue };
             match entry.subtype {
                 SubsystemType::Nvm if !found.contains(&uri) => found.push(uri),
                 SubsystemType::Referral => {
-                    let is_new = seen.len() < SERVICES_MAX && seen.insert((uri.host.clone(), uri.port));
-                    let uri = TcpUri { subnqn: Nqn::discovery(), ..uri };
+                    if seen.len() == SERVICES_MAX || seen.contains(&portal) {
+                        continue;
+                    }
+                    seen.push(portal);
+                    match &mut uri {
+                        Uri::Tcp(TcpUri { subnqn, .. }) | Uri::Rdma(RdmaUri { subnqn, .. }) => {
+                            *subnqn = Nqn::discovery();
+                        }
+                        _ => continue,
+                    }
                     // A referral that is not reachable is ignored.
-                    if is_new && let Ok(entries) = discover(core, &uri, options).await {
+                    if let Ok(entries) = discover(core, &uri, options).await {
                         pages.push_back(entries);
                     }
                 }
@@ -82,35 +119,37 @@ async fn follow_referrals(
 }
 
 /// What a path to a discovery controller does: it sends the log page after every change.
-struct DiscoverySession {
+struct DiscoverySession<Q: FabricsQueue> {
     core: Core,
     path: Arc<ControllerPath>,
-    uri: TcpUri,
+    uri: Q::Uri,
     updates: Sender<DiscoveryUpdate>,
 }
 
-impl PathSession for DiscoverySession {
-    type Connection = TcpAssociation;
+impl<Q: FabricsQueue> PathSession for DiscoverySession<Q> {
+    type Connection = Association<Q>;
 
-    async fn connect(&mut self, _epoch: u64) -> Result<TcpAssociation, String> {
-        let opened = TcpAssociation::open(&self.core, &self.uri, self.path.driver_options(), 0).await;
+    async fn connect(&mut self, _epoch: u64) -> Result<Association<Q>, String> {
+        let options = self.path.driver_options();
+        let opened = Association::<Q>::open_over(&self.core, &self.uri, options, 0).await;
         let mut association = opened.map_err(|error| error.to_string())?;
         // A controller without events is accepted; changes are then not noticed.
         let _ = association.enable_events(AsyncEventConfiguration::DISCOVERY).await;
         Ok(association)
     }
 
-    async fn serve(&mut self, association: &mut TcpAssociation, _epoch: u64) -> PathInput<ResultSender> {
-        let DiscoverySession { core, path, uri, updates } = self;
+    async fn serve(&mut self, association: &mut Association<Q>, _epoch: u64) -> PathInput<ResultSender> {
+        let DiscoverySession { core, path, updates, .. } = self;
+        let own = path.config.id.0.clone();
         loop {
             let page = path.unless_stopped(async {
                 let entries = read_log(association).await?;
-                Ok::<_, String>(follow_referrals(core, entries, uri, path.driver_options()).await)
+                Ok::<_, String>(follow_referrals(core, entries, &own, path.driver_options()).await)
             });
             match page.await {
                 None => return PathInput::Stop,
                 Some(Ok(found)) => {
-                    let found = found.into_iter().map(|uri| TransportId(Uri::Tcp(uri)));
+                    let found = found.into_iter().map(TransportId);
                     let _ = updates.send(DiscoveryUpdate::Entries(found.collect()));
                 }
                 Some(Err(why)) => return PathInput::Lost(why),
@@ -209,6 +248,17 @@ pub(crate) fn apply_updates(
     }
 }
 
+/// Starts the task of a discovery service on its core.
+fn spawn<Q: FabricsQueue>(
+    core: &Core,
+    path: Arc<ControllerPath>,
+    uri: Q::Uri,
+    updates: Sender<DiscoveryUpdate>,
+) {
+    let session = DiscoverySession::<Q> { core: core.clone(), path: path.clone(), uri, updates };
+    core.spawn(run(core.clone(), path, session, OnLossTimeout::Restart));
+}
+
 impl Initiator {
     /// Starts a discovery service. With `wait` it blocks until the subsystems of the first log page are attached, or
     /// the discovery controller could not be reached.
@@ -218,9 +268,10 @@ impl Initiator {
         wait: Option<Duration>,
     ) -> Result<(), InitiatorError> {
         let reactor = self.control_reactor()?;
-        let Uri::Tcp(uri) = discovery.path.id.0.clone() else {
-            return Err(InitiatorError::Invalid("discovery controllers are reached over TCP".into()));
-        };
+        let uri = discovery.path.id.0.clone();
+        if portal_of(&uri).is_none() {
+            return Err(InitiatorError::Invalid(TRANSPORTS.into()));
+        }
         let mut services = self.discovery_services();
         if services.contains_key(&discovery.name) {
             return Err(InitiatorError::Exists(format!("discovery service {} exists", discovery.name)));
@@ -244,10 +295,12 @@ impl Initiator {
             .map_err(|error| InitiatorError::Attach(format!("no thread can be started: {error}")))?;
         let (task_path, sender) = (path.clone(), updates.clone());
         let posted = reactor.post(move |core| {
-            let session =
-                DiscoverySession { core: core.clone(), path: task_path.clone(), uri, updates: sender };
             // If the core rejects the task, its sender is dropped, and the service ends.
-            core.spawn(run(core.clone(), task_path, session, OnLossTimeout::Restart));
+            match uri {
+                Uri::Tcp(uri) => spawn::<TcpConnection>(core, task_path, uri, sender),
+                Uri::Rdma(uri) => spawn::<RdmaConnection>(core, task_path, uri, sender),
+                _ => {}
+            }
         });
         let name = discovery.name.clone();
         services.insert(name.clone(), DiscoveryService { discovery, path, updates, state, thread });

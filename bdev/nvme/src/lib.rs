@@ -31,6 +31,7 @@ mod discovery_service;
 mod hotplug;
 mod initiator;
 mod inject;
+mod mdns_discovery;
 mod multipath;
 mod namespace;
 mod passthrough;

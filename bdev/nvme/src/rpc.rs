@@ -13,6 +13,7 @@ use reactor::ReactorHandle;
 use wire_nvme::admin::GetLogPage;
 use wire_nvme::log::{AnaState, HealthLog, LogId};
 
+use crate::mdns_discovery::MdnsSearches;
 use crate::{
     ControllerGroupInfo, Hotplug, Initiator, InitiatorError, IoPath, PassthroughCommand, PassthroughReply,
     PathInfo, PathStats, QueueKind, TransportId,
@@ -21,6 +22,7 @@ use crate::{
 mod attach;
 mod authentication;
 mod hotplug;
+mod mdns;
 mod options;
 mod tools;
 
@@ -37,6 +39,7 @@ pub struct NvmeModule {
     /// The last call that set it.
     hotplug_call: Mutex<Option<Arc<SetHotplug>>>,
     saved: SavedKinds,
+    mdns: MdnsSearches,
     /// Where the keys of hosts and controllers are.
     keyring: Keyring,
 }
@@ -46,6 +49,7 @@ struct SavedKinds {
     options: CallRecorder,
     paths: CallRecorder,
     discoveries: CallRecorder,
+    mdns: CallRecorder,
 }
 
 impl NvmeModule {
@@ -54,6 +58,8 @@ impl NvmeModule {
     pub fn new(bdevs: &BdevModule, reactors: &[ReactorHandle], keyring: Keyring) -> Arc<NvmeModule> {
         let initiator = Initiator::new(bdevs.registry().clone(), reactors);
         let (of_paths, of_discoveries) = (initiator.clone(), initiator.clone());
+        let mdns = MdnsSearches::default();
+        let of_mdns = mdns.clone();
         let saved = SavedKinds {
             options: bdevs.saved_calls().recorder(|_| true),
             paths: bdevs.saved_calls().recorder(move |key| {
@@ -62,6 +68,9 @@ impl NvmeModule {
                     controllers.iter().flat_map(|one| one.paths.iter().map(move |path| (one, path)));
                 paths.any(|(one, path)| path_key(&one.name, &path.config.id) == key)
             }),
+            mdns: bdevs
+                .saved_calls()
+                .recorder(move |name| of_mdns.list().iter().any(|search| search.name == name)),
             discoveries: bdevs.saved_calls().recorder(move |name| {
                 of_discoveries.discoveries().iter().any(|discovery| discovery.name == name)
             }),
@@ -74,6 +83,7 @@ impl NvmeModule {
             hotplug,
             hotplug_call: Mutex::default(),
             saved,
+            mdns,
             keyring,
         })
     }
@@ -130,6 +140,7 @@ impl Module for NvmeModule {
         methods.extend(attach::methods());
         methods.extend(authentication::methods());
         methods.extend(hotplug::methods());
+        methods.extend(mdns::methods());
         methods.extend(tools::methods());
         methods
     }
@@ -141,6 +152,7 @@ impl Module for NvmeModule {
 
     fn stop(&self) {
         self.hotplug.stop();
+        self.mdns.stop_all();
         self.initiator.stop_all();
     }
 

@@ -12,9 +12,6 @@ use crate::functions::{
     QueuePairHandle, event, functions,
 };
 
-/// Requests to connect that the kernel keeps until they are read.
-const BACKLOG: c_int = 128;
-
 /// A queue of events, of one core.
 pub(crate) struct EventChannel {
     functions: &'static Functions,
@@ -293,7 +290,11 @@ impl Listener {
     ///
     /// # Errors
     /// The address is in use, or no device has it.
-    pub(crate) fn open(channel: &EventChannel, address: SocketAddr) -> Result<Listener, RdmaError> {
+    pub(crate) fn open(
+        channel: &EventChannel,
+        address: SocketAddr,
+        backlog: u16,
+    ) -> Result<Listener, RdmaError> {
         let functions = channel.functions;
         let id = OwnedId::new(channel)?;
         let mut raw = raw_address(address);
@@ -302,7 +303,7 @@ impl Listener {
             return Err(RdmaError::last("binding to the address"));
         }
         // SAFETY: the identifier is bound.
-        if unsafe { (functions.cm.rdma_listen)(id.as_ptr(), BACKLOG) } != 0 {
+        if unsafe { (functions.cm.rdma_listen)(id.as_ptr(), backlog.into()) } != 0 {
             return Err(RdmaError::last("listening"));
         }
         Ok(Listener { id })

@@ -36,6 +36,8 @@ pub struct RdmaNetworkConfig {
     pub message_bytes: usize,
     /// Messages that a core can receive from a device before they are handled.
     pub receives: u32,
+    /// Requests to connect that wait to be accepted at a listener, at most.
+    pub backlog: u16,
     /// What to do with a peer, by what it sent with its request: accept it, or reject it with a message.
     pub admit: fn(&[u8], &RdmaNetworkConfig) -> Result<Admission, Vec<u8>>,
     /// Commands in flight on a connection at most, for [`admit`](Self::admit).
@@ -315,8 +317,10 @@ impl Network for RdmaNetwork {
 impl Listen for RdmaNetwork {
     fn listen(&mut self, address: &StreamAddress) -> io::Result<ListenerId> {
         let address = address.tcp().ok_or(io::ErrorKind::Unsupported)?;
+        let backlog = self.settings.0.borrow().as_ref().map(|config| config.backlog);
+        let backlog = backlog.ok_or(io::ErrorKind::Unsupported)?;
         let manager = self.manager().map_err(RdmaError::into_io)?;
-        let listener = Listener::open(manager, address).map_err(RdmaError::into_io)?;
+        let listener = Listener::open(manager, address, backlog).map_err(RdmaError::into_io)?;
         let slot = self.listeners.insert(listener).map_err(|_| io::ErrorKind::QuotaExceeded)?;
         Ok(ListenerId(slot))
     }

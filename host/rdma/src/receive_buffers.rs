@@ -39,8 +39,7 @@ impl ReceiveBuffers {
         wanted: u32,
         message_bytes: usize,
     ) -> Result<ReceiveBuffers, RdmaError> {
-        let affordable = core.pool().arena().limit_bytes() / MEMORY_SHARE / message_bytes;
-        let affordable = affordable.max(RECEIVES_MIN) as u32;
+        let affordable = affordable(core.pool().arena().limit_bytes(), message_bytes);
         if affordable < wanted {
             log::info!(target: "rdma", "{affordable} receive buffers instead of {wanted}: memory is small");
         }
@@ -122,6 +121,46 @@ impl ReceiveBuffers {
     }
 }
 
+/// How many buffers a share of the program's memory has, at least [`RECEIVES_MIN`].
+fn affordable(memory_bytes: usize, message_bytes: usize) -> u32 {
+    let count = memory_bytes / MEMORY_SHARE / message_bytes;
+    u32::try_from(count.max(RECEIVES_MIN)).unwrap_or(u32::MAX)
+}
+
 fn failed(why: &str) -> RdmaError {
     RdmaError::Call("making receive buffers", std::io::Error::other(why.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn receive_buffers_take_a_sixteenth_of_memory_or_sixteen_messages() {
+        assert_eq!(affordable(64 << 20, 4096 + 64), 1008);
+        assert!(affordable(64 << 20, 4096 + 64) as usize * (4096 + 64) <= (64 << 20) / 16);
+        assert_eq!(affordable(1 << 40, 64), 1 << 30);
+        assert_eq!(affordable(1 << 20, 65_600), 16);
+        assert_eq!(affordable(0, 64), 16);
+        assert_eq!(affordable(usize::MAX, 64), u32::MAX);
+    }
+
+    /// The buffers of a core's pool, whose memory is limited, are as many as the share has: whole buffers of the
+    /// pool may have space for a few more, which are not used.
+    #[test]
+    fn fewer_buffers_than_wanted_are_made_if_memory_is_small() {
+        let config = reactor::ReactorConfig::default();
+        let reactor = reactor::Reactor::new(&config).unwrap();
+        let core = reactor.core();
+        let nowhere = |_: &Buffer| Ok(LocalRange { address: 0, length: 0, key: 0 });
+        let limit = core.pool().arena().limit_bytes();
+        let message_bytes = 4160;
+        let all = affordable(limit, message_bytes);
+        let few = ReceiveBuffers::new(&core, nowhere, 20, message_bytes).unwrap();
+        assert_eq!(few.free.len(), 20);
+        drop(few);
+        let most = ReceiveBuffers::new(&core, nowhere, u32::MAX, message_bytes).unwrap();
+        assert!(most.free.len() <= all as usize, "{} of {all}", most.free.len());
+        assert!(most.free.len() * message_bytes <= limit / MEMORY_SHARE);
+    }
 }

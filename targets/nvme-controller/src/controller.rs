@@ -4,6 +4,7 @@ mod events;
 mod features;
 mod identify;
 mod log;
+mod persistent_events;
 mod properties;
 mod reservations;
 
@@ -28,6 +29,7 @@ use crate::{
 use events::AsyncEvents;
 use features::Features;
 use log::ErrorLog;
+pub use persistent_events::log_has_health;
 use properties::Properties;
 use reservations::ReservationNotifications;
 
@@ -183,6 +185,8 @@ pub struct Controller {
     events: AsyncEvents,
     notifications: ReservationNotifications,
     errors: ErrorLog,
+    // The reporting context of the Persistent Event log: the page as it was when the host established it.
+    persistent_events: Option<Vec<u8>>,
     health: HealthCounters,
     keep_alive: KeepAlive,
     terminated: Option<TerminationReason>,
@@ -223,6 +227,7 @@ impl Controller {
             events: AsyncEvents::new(limits.async_events_max),
             notifications: ReservationNotifications::default(),
             errors: ErrorLog::new(limits.error_log_entries),
+            persistent_events: None,
             health: HealthCounters::default(),
             keep_alive: KeepAlive {
                 timeout_ns: 0,
@@ -506,6 +511,8 @@ impl Controller {
                 actions.push(ControllerAction::CloseIoQueues);
                 self.events.reset(actions);
                 self.notifications.reset(actions);
+                self.persistent_events = None;
+                self.record_reset();
                 self.features = Features::new(self.features.kato_ms(), &self.limits);
                 association.set_queues_max(self.limits.io_queues_max);
                 association.set_extended_formats(false);
@@ -532,7 +539,11 @@ impl Controller {
             AdminOpcode::Identify => self.identify(sqe),
             AdminOpcode::GetLogPage => self.get_log_page(sqe),
             AdminOpcode::GetFeatures => self.get_features(sqe),
-            AdminOpcode::SetFeatures => self.set_features(sqe, data),
+            AdminOpcode::SetFeatures => {
+                let result = self.set_features(sqe, data);
+                self.record_feature(sqe, &result);
+                result
+            }
             // A memory-based host is alive while its memory is mapped; KAS is 0.
             AdminOpcode::KeepAlive if !self.limits.memory_based => AdminResponse::empty(),
             AdminOpcode::Abort if self.view.kind == SubsystemKind::Nvm => {

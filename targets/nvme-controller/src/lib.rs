@@ -44,6 +44,7 @@ mod generated_keys;
 #[cfg(any(test, fuzzing))]
 mod harness;
 mod limits;
+mod persistent_events;
 mod subsystem;
 
 pub use connect::{
@@ -52,7 +53,7 @@ pub use connect::{
 };
 pub use controller::{
     AdminCompletion, Controller, ControllerAction, ControllerEvent, HealthCounters, TerminationReason,
-    data_from_host,
+    data_from_host, log_has_health,
 };
 pub use directory::{ControllerAssociation, ControllerDirectory, LeaseError, QueueLease};
 pub use discovery::{AllowedHosts, DiscoveryFilter, DiscoveryLog, DiscoveryRecord};
@@ -61,10 +62,13 @@ pub use harness::Harness;
 pub use io::NamespaceTable;
 pub use io_queue::{CommandToken, IoQueue};
 pub use limits::ControllerLimits;
+pub use persistent_events::PersistentEventLog;
 pub use subsystem::{Subsystem, SubsystemKind, SubsystemListener, SubsystemNamespace};
 
 use block_io::Status;
 
+/// Firmware revision.
+const FIRMWARE: &str = env!("CARGO_PKG_VERSION");
 /// The command was sent on a queue of the wrong type (Base 2.0, section 6: command specific 85h).
 const INVALID_QUEUE_TYPE: Status = Status::new(1, 0x85).do_not_retry();
 /// Invalid Field in Command with Do Not Retry: a retry of the same command fails again.

@@ -11,6 +11,7 @@ use wire_nvme::identify::NamespaceDescriptor;
 use wire_nvme::log::AnaState;
 use wire_nvme::protection::MetadataFormat;
 
+use crate::PersistentEventLog;
 use crate::reservation::NamespaceReservations;
 
 /// The type of a subsystem.
@@ -62,6 +63,8 @@ pub struct Subsystem {
     pub subsystem_reset: bool,
     /// Text for the administrator in extended entries of the discovery log, 1 to 256 bytes of ASCII.
     pub admin_label: Option<String>,
+    /// Persistent Event log, shared by all snapshots of the subsystem.
+    pub persistent_events: Arc<PersistentEventLog>,
 }
 
 /// A port on which a subsystem listens.
@@ -158,6 +161,7 @@ impl Subsystem {
             write_zeroes_max_log2: 0,
             subsystem_reset: false,
             admin_label: None,
+            persistent_events: Arc::default(),
         }
     }
 

@@ -24,7 +24,7 @@ use bdev::{
 use block_io::{Op, ProtectionFlags};
 use control::{BalancedTarget, Key};
 use nvme_controller::reservation::NamespaceReservations;
-use nvme_controller::{ControllerDirectory, Subsystem, SubsystemNamespace};
+use nvme_controller::{ControllerDirectory, PersistentEventLog, Subsystem, SubsystemNamespace};
 use reactor::ReactorHandle;
 use sockets::{ServerNetwork, Sockets};
 use target_shell::{ConnectionTotals, ControlledTarget, TargetControl};
@@ -264,6 +264,7 @@ impl<N: ServerNetwork> NvmfTarget<N> {
             write_zeroes_max_log2: config.wzsl,
             subsystem_reset: config.enable_nssr,
             admin_label: config.admin_label,
+            persistent_events: Arc::new(PersistentEventLog::new(commit::unix_ms)),
             ..Subsystem::new(nqn.clone())
         });
         let configured = ConfiguredSubsystem {
@@ -479,11 +480,17 @@ impl<N: ServerNetwork> NvmfTarget<N> {
         let Ok(mut state) = self.lock() else { return };
         let name = event.device().name().to_string();
         let Some((nqn, nsid)) = state.namespace_on(event.device()) else { return };
+        let subsystem = state.subsystems.get(&nqn).map(|configured| configured.subsystem.clone());
         // The device has changed: there is no way back.
         let result = match event {
             DeviceEvent::Removed(device) => match state.take_namespace(&nqn, nsid) {
                 Ok((backend, _)) => {
                     state.namespaces_by_device.remove(&device.uuid());
+                    if let Some(subsystem) = &subsystem
+                        && let Some(namespace) = subsystem.namespace(nsid)
+                    {
+                        subsystem.persistent_events.namespace_deleted(namespace);
+                    }
                     let result = self.commit_always(&mut state, &nqn);
                     self.0.retire_keys([backend]);
                     result

@@ -9,6 +9,7 @@ use control::{Keyring, RpcError};
 use reactor::ReactorHandle;
 
 use crate::NvmfTarget;
+use crate::rpc::mdns::PublishedTarget;
 
 /// The name of the target that always exists.
 pub(crate) const DEFAULT_TARGET: &str = "nvmf_tgt";
@@ -27,6 +28,8 @@ pub struct NvmfModule {
     reactors: Vec<ReactorHandle>,
     /// Where the keys of hosts are.
     pub(crate) keyring: Keyring,
+    /// What multicast DNS publishes.
+    pub(crate) mdns: Mutex<Option<PublishedTarget>>,
 }
 
 /// A target, with a limit that only methods know.
@@ -57,6 +60,7 @@ impl NvmfModule {
             registry,
             reactors: reactors.to_vec(),
             keyring,
+            mdns: Mutex::default(),
         })
     }
 

@@ -17,6 +17,7 @@ use crate::{NamespaceConfig, NvmfTarget, NvmfTargetError, SubsystemConfig};
 mod authentication;
 mod info;
 mod listeners;
+pub(crate) mod mdns;
 mod options;
 mod parameters;
 mod referrals;
@@ -100,6 +101,7 @@ impl Module for NvmfModule {
         methods.extend(targets::methods());
         methods.extend(visibility::methods());
         methods.extend(referrals::methods());
+        methods.extend(mdns::methods());
         methods.extend(info::methods());
         methods.extend(TRANSPORTS.iter().flat_map(|kind| kind.methods()));
         methods
@@ -107,6 +109,7 @@ impl Module for NvmfModule {
 
     /// Disconnects the hosts, each after its commands in flight have completed, and rejects further changes.
     fn drain(&self) {
+        self.stop_mdns();
         for (_, one) in self.all() {
             if let Err(error) = one.target.disconnect_all() {
                 log::warn!(target: "nvmf", "connections are left at the end: {error}");
@@ -123,7 +126,7 @@ impl Module for NvmfModule {
         });
         let default =
             limit.into_iter().chain(options::calls(self.target())).chain(info::calls(self.target()));
-        default.chain(targets::calls(self)).collect()
+        default.chain(targets::calls(self)).chain(self.mdns_call()).collect()
     }
 
     fn metrics() -> Vec<&'static Metric> {
@@ -282,7 +285,9 @@ fn create_subsystem(module: &NvmfModule, mut params: CreateSubsystem) -> Result<
 }
 
 fn delete_subsystem(module: &NvmfModule, params: ByNqn) -> Result<Closing, RpcError> {
-    Ok(params.tgt_name.find(module)?.delete_subsystem(&params.nqn)?)
+    let closing = params.tgt_name.find(module)?.delete_subsystem(&params.nqn)?;
+    module.update_mdns();
+    Ok(closing)
 }
 
 /// A namespace to add to a subsystem of a target, with the reservations of its device if they are in a file.

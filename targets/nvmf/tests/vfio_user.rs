@@ -10,6 +10,8 @@ mod test_target;
 
 #[path = "vfio_user/admin.rs"]
 mod admin;
+#[path = "vfio_user/bit_buckets.rs"]
+mod bit_buckets;
 #[path = "vfio_user/fused.rs"]
 mod fused;
 #[path = "vfio_user/hostile.rs"]

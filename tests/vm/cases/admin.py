@@ -177,6 +177,43 @@ def logs_and_features(bench):
     found.raise_failures()
 
 
+@case("persistent-events", on=("ringbolt",))
+def persistent_events(bench):
+    """nvme-cli establishes a context of the Persistent Event log, decodes all events, and releases it."""
+    subsystem, namespace = identity(bench)
+    found = Checks(bench.guest)
+    found.expect_true("the log is announced (lpa)", found.json("id-ctrl /dev/nvme0").get("lpa", 0) & 0x10)
+    found.rejected("persistent-event-log /dev/nvme0 --action=0")
+    found.run("set-feature /dev/nvme0 -f 1 --value=7")
+    found.run("reset /dev/nvme0")
+    bench.controller(subsystem)
+    found.run("persistent-event-log /dev/nvme0 --action=1 --log_len=512")
+    found.rejected("persistent-event-log /dev/nvme0 --action=1 --log_len=512")
+    found.run("set-feature /dev/nvme0 -f 1 --value=3")
+    log = found.json("persistent-event-log /dev/nvme0 --action=0")
+    found.expect("log identifier", log.get("log_id"), 0x0D)
+    found.expect("serial", str(log.get("serial_number", log.get("sn", ""))).strip(), subsystem.serial)
+    text = found.run("persistent-event-log /dev/nvme0 --action=0").out
+    found.expect_true(f"the subsystem is named: {text[:1500]}", subsystem.nqn in text)
+    # nvme-cli leaves out the last event, which ends where the log does.
+    events = re.findall(r"^Event Type: (.*)$", text, re.M)
+    total = re.search(r"^Total Number of Events: (\d+)$", text, re.M)
+    found.expect("events", len(events), int(total[1]) - 1 if total else None)
+    found.expect_true(f"the newest is a health snapshot: {events}", "SMART" in str(events[:1]))
+    kinds = ["Power On Reset Event Entry", "Set Feature Event Entry", "Change Namespace Event Entry"]
+    for kind in kinds:
+        found.expect_true(f"an event of each kind is decoded, {kind}: {text}", kind in text)
+    found.expect_true("the value of the feature", "value: 0x00000007" in text)
+    found.expect_true("not what came after the context", "value: 0x00000003" not in text)
+    size = re.search(r"^Namespace Size: (\d+)$", text, re.M)
+    found.expect("size of the created namespace", size and int(size[1]), namespace.blocks)
+    raw = bench.guest.check("nvme persistent-event-log /dev/nvme0 --action=0 -b | od -An -tu1 -N 24")
+    found.expect("log header", [int(value) for value in raw.split()][:4], [0x0D, 0, 0, 0])
+    found.run("persistent-event-log /dev/nvme0 --action=2")
+    found.rejected("persistent-event-log /dev/nvme0 --action=0")
+    found.raise_failures()
+
+
 @case("io-commands")
 def io_commands(bench):
     """Write, read, compare, write zeroes, discard and flush: single commands by nvme-cli."""

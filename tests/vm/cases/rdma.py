@@ -117,6 +117,13 @@ def rdma_initiator(bench):
                 "--verify=crc32c > /tmp/perf 2>&1 || { cat /tmp/perf; exit 1; }",
                 120,
             )
+    listed = json.loads(guest.check(f"ringbolt nvme discover nvme+rdma://{ADDRESS}:4420 --json", 60))
+    found = [record for record in listed if record["subnqn"] == NQN]
+    assert [(one["trtype"], one["traddr"], one["trsvcid"]) for one in found] == [("RDMA", ADDRESS, "4420")], listed
+    discovery = f"trtype=RDMA adrfam=IPv4 traddr={ADDRESS} trsvcid=4420 wait_for_attach=true"
+    assert rpc(guest, f"bdev_nvme_start_discovery name=D {discovery}") is True
+    assert rpc(guest, "bdev_get_bdevs name=D0n1")[0]["driver_specific"]["nvme"][0]["trid"]["trtype"] == "RDMA"
+    assert rpc(guest, "bdev_nvme_stop_discovery name=D") is True
     attach = "bdev_nvme_attach_controller trtype=RDMA adrfam=IPv4 traddr=10.0.2.15"
     assert rpc(guest, f"{attach} name=K trsvcid=4421 subnqn={kernel}") == ["Kn1"]
     assert rpc(guest, "bdev_get_bdevs name=Kn1")[0]["driver_specific"]["nvme"][0]["trid"]["trtype"] == "RDMA"

@@ -5,6 +5,7 @@ mod discovery;
 mod effects;
 mod extended_discovery;
 mod health;
+mod persistent_event;
 mod reservation;
 
 pub use ana::{AnaGroup, AnaLog, AnaState};
@@ -17,6 +18,10 @@ pub use effects::{
 };
 pub use extended_discovery::{ExtendedDiscoveryEntry, discovery_option};
 pub use health::{ErrorEntry, FirmwareSlots, HealthLog};
+pub use persistent_event::{
+    ChangeNamespace, ControllerReset, PersistentEvent, PersistentEventHeader, PersistentEventType,
+    SetFeature, event_timestamp, persistent_event_action,
+};
 pub use reservation::{NotificationType, ReservationNotification};
 
 wire_enum! {

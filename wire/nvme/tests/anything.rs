@@ -130,6 +130,14 @@ proptest! {
         let mut encoded = [0xa5; 512];
         view.encode(&mut encoded);
         prop_assert_eq!(HealthLog::decode(&encoded), view);
+        let mut header: [u8; 512] = page[..512].try_into().unwrap();
+        (header[0], header[16]) = (LogId::PersistentEvents.to_wire(), 3);
+        header[116..371].fill(b'n');
+        header[371] = 0;
+        round_trip!(PersistentEventHeader::decode, PersistentEventHeader::encode, header);
+        round_trip!(PersistentEvent::decode, PersistentEvent::encode, page[..24].try_into().unwrap());
+        round_trip!(ChangeNamespace::decode, ChangeNamespace::encode, page[..48].try_into().unwrap());
+        round_trip!(SetFeature::decode, SetFeature::encode, page[..12].try_into().unwrap());
         let view = CommandEffectsLog::decode(&page);
         let mut encoded = [0xa5; 4096];
         view.encode(&mut encoded);

@@ -280,7 +280,7 @@ fn invalid(message: impl Into<String>) -> ParameterError {
 macro_rules! checked {
     ($type:ident($inner:ty), $kind:literal, $check:expr) => {
         #[derive(Clone)]
-        struct $type($inner);
+        pub(super) struct $type($inner);
 
         impl ParameterType for $type {
             fn kind() -> String {
@@ -314,7 +314,7 @@ checked!(BdevCount(u32), "integer, at least 1", |count| match *count {
 });
 
 impl HostNqn {
-    fn nqn(&self) -> Option<Nqn> {
+    pub(super) fn nqn(&self) -> Option<Nqn> {
         // It was checked when it was decoded.
         Nqn::new(&self.0).ok()
     }
@@ -459,13 +459,13 @@ control::parameters! {
     struct StartDiscovery {
         /// Name; what it finds is called NAME0, NAME1, …
         name: String,
-        /// TCP
+        /// TCP or RDMA
         trtype: String,
         /// Address of the discovery controller
         traddr: String,
         /// IPv4 or IPv6
         adrfam: Option<String>,
-        /// TCP port; without, 8009
+        /// Port; without, 8009
         trsvcid: Option<TextOrNumber>,
         /// Host; without, the driver's
         hostnqn: Option<HostNqn>,

@@ -17,7 +17,6 @@ use super::{AdminResult, Controller};
 use crate::{INVALID_FIELD, SubsystemKind, SubsystemNamespace, io};
 
 /// Firmware revision (FR), at most 8 characters.
-pub(super) const FIRMWARE: &str = env!("CARGO_PKG_VERSION");
 
 /// Supported admin commands without effects on namespaces or the controller's capabilities.
 pub(super) const EFFECT_FREE_COMMANDS: [AdminOpcode; 5] = [
@@ -140,7 +139,7 @@ impl Controller {
             ssvid: limits.pci_vendor,
             sn: ascii(&subsystem.serial),
             mn: ascii(&subsystem.model),
-            fr: ascii(FIRMWARE),
+            fr: ascii(crate::FIRMWARE),
             mdts: limits.mdts(),
             cntlid: self.association().cntlid(),
             ver: VERSION,
@@ -179,7 +178,8 @@ impl Controller {
             ctratt: common.ctratt | ctratt::EXTENDED_FORMATS,
             oaes: oaes::NAMESPACE,
             cntrltype: ControllerType::Io,
-            lpa: common.lpa | lpa::COMMAND_EFFECTS,
+            lpa: common.lpa | lpa::COMMAND_EFFECTS | lpa::PERSISTENT_EVENTS,
+            persistent_events_64kib: 1,
             // One firmware slot, read-only.
             frmw: 1 << 1 | 1,
             wctemp: super::log::COMPOSITE_KELVINS_MAX,
@@ -206,7 +206,7 @@ impl Controller {
             identify = IdentifyController {
                 kas_100ms: 0,
                 maxcmd: 0,
-                sgls: sgls::SUPPORTED,
+                sgls: sgls::SUPPORTED | sgls::BIT_BUCKET,
                 io_command_capsule_bytes: 0,
                 io_response_capsule_bytes: 0,
                 msdbd: 0,

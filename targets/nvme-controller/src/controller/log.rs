@@ -11,9 +11,9 @@ use wire_nvme::log::{
 use wire_nvme::opcode::{AdminOpcode, NvmOpcode};
 use wire_nvme::{NSID_ALL, Sqe, identify};
 
-use super::identify::{EFFECT_FREE_COMMANDS, FIRMWARE, QUEUE_COMMANDS};
+use super::identify::{EFFECT_FREE_COMMANDS, QUEUE_COMMANDS};
 use super::{AdminResult, Controller, features};
-use crate::{ControllerLimits, INVALID_FIELD, Subsystem, SubsystemKind, io};
+use crate::{ControllerLimits, FIRMWARE, INVALID_FIELD, Subsystem, SubsystemKind, io};
 
 /// The reported composite temperature in kelvins, a constant 20 °C: there is no sensor.
 pub(super) const TEMPERATURE_KELVINS: u16 = 293;
@@ -77,6 +77,7 @@ fn supported_log_pages(subsystem: &Subsystem, limits: &ControllerLimits) -> Vec<
                 LogId::FirmwareSlot,
                 LogId::ChangedNamespaces,
                 LogId::CommandEffects,
+                LogId::PersistentEvents,
                 LogId::FeatureEffects,
             ];
             let reservations = limits.has_optional(identify::oncs::RESERVATIONS);
@@ -119,6 +120,7 @@ impl Controller {
                 command_effects(&self.limits, &self.view)
             }
             LogId::FeatureEffects => feature_effects(&self.view, &self.limits),
+            LogId::PersistentEvents => self.persistent_events_page(&command)?,
             LogId::Ana => self.ana_page(command.specific & AnaLog::GROUPS_ONLY != 0),
             LogId::ReservationNotification => self.notifications.page(),
             LogId::Discovery => {
@@ -146,7 +148,7 @@ impl Controller {
         self.respond_with_data(sqe, data)
     }
 
-    fn health_page(&self, nsid: u32) -> Result<Vec<u8>, Status> {
+    pub(super) fn health_page(&self, nsid: u32) -> Result<Vec<u8>, Status> {
         // LPA bit 0 is clear: no log per namespace (Base 2.0, section 5.16.1.3).
         if nsid != 0 && nsid != NSID_ALL {
             return Err(INVALID_FIELD);

@@ -17,6 +17,7 @@ use crate::{Harness, SubsystemListener, SubsystemNamespace};
 
 mod events;
 mod options;
+mod persistent_events;
 mod reports;
 mod states;
 

@@ -27,13 +27,19 @@ impl<N: ServerNetwork> NvmfTarget<N> {
     /// configuration is as it was at the checkpoint again, on the cores too.
     pub(super) fn commit(&self, state: &mut TargetState, before: Checkpoint) -> Result<(), NvmfTargetError> {
         let nqn = before.nqn.clone();
+        let previous = before.subsystem.as_ref().map(|configured| configured.subsystem.clone());
         let config = state.snapshot(&nqn);
         let published = self.0.publisher().change_with(config, CORE_TIMEOUT, || {
             state.restore(before);
             state.snapshot(&nqn)
         });
         match published {
-            Ok(_) => Ok(()),
+            Ok(_) => {
+                if let Some(configured) = state.subsystems.get(&nqn) {
+                    record_namespaces(previous.as_deref(), &configured.subsystem);
+                }
+                Ok(())
+            }
             Err(NotApplied { stopped: true, .. }) => Err(NvmfTargetError::Stopping),
             Err(NotApplied { core, .. }) => Err(NvmfTargetError::Unresponsive(core)),
         }
@@ -63,6 +69,26 @@ impl<N: ServerNetwork> NvmfTarget<N> {
             Ok(()) | Err(_) => Ok(()),
         }
     }
+}
+
+/// Records namespaces that a change of a subsystem has created or deleted.
+fn record_namespaces(before: Option<&Subsystem>, after: &Subsystem) {
+    for created in &after.namespaces {
+        if before.is_none_or(|before| before.namespace(created.nsid).is_none()) {
+            after.persistent_events.namespace_created(created, after.ana_reporting);
+        }
+    }
+    for deleted in before.iter().flat_map(|before| &before.namespaces) {
+        if after.namespace(deleted.nsid).is_none() {
+            after.persistent_events.namespace_deleted(deleted);
+        }
+    }
+}
+
+/// Milliseconds since 1970; 0 before.
+pub(super) fn unix_ms() -> u64 {
+    let since = std::time::SystemTime::UNIX_EPOCH.elapsed();
+    since.map_or(0, |since| u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
 }
 
 impl TargetState {

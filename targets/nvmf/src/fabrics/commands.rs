@@ -9,7 +9,6 @@ use target_shell::{IoContext, MemoryShare};
 use wire_nvme::Sqe;
 use wire_nvme::admin::GetLogPage;
 use wire_nvme::fabrics::fabrics_type;
-use wire_nvme::log::LogId;
 use wire_nvme::opcode::{AdminOpcode, FABRICS, FabricsType};
 
 use super::authentication::is_authentication;
@@ -123,7 +122,7 @@ impl<L: FabricsLink> FabricsQueue<L> {
     fn admin<P: FabricsProtocol>(&mut self, command: &AdminCommand, context: &IoContext<'_, P>) {
         let (sqe, now_ns) = (&command.sqe, context.now_ns);
         if sqe.opcode == AdminOpcode::GetLogPage.to_wire()
-            && GetLogPage::from_sqe(sqe).lid == LogId::Health.to_wire()
+            && nvme_controller::log_has_health(GetLogPage::from_sqe(sqe).lid)
             && let ConnectionRole::Admin(controller) = &self.role
         {
             let health = context.config.health(controller.subsystem(), controller.hostnqn());

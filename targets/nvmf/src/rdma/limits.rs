@@ -38,6 +38,10 @@ pub struct RdmaTransportConfig {
     /// Receive buffers of a core and a device, which its connections share, 16 to 16384. With fewer than the
     /// commands that hosts have in flight, their devices repeat the capsules that find none.
     pub max_srq_depth: u32,
+    /// Requests to connect that wait to be accepted at each listener and core, 1 to 65535.
+    pub acceptor_backlog: u32,
+    /// Each request is given to the device at once, not those of a turn of the reactor together.
+    pub no_wr_batching: bool,
 }
 
 impl Default for RdmaTransportConfig {
@@ -49,6 +53,8 @@ impl Default for RdmaTransportConfig {
             max_io_size: 128 << 10,
             max_aq_depth: 128,
             max_srq_depth: 1024,
+            acceptor_backlog: 128,
+            no_wr_batching: false,
         }
     }
 }
@@ -59,6 +65,8 @@ pub(crate) struct RdmaLimits {
     pub(crate) fabrics: FabricsLimits,
     pub(crate) connections: GroupLimits,
     pub(crate) receives: u32,
+    pub(crate) backlog: u16,
+    pub(crate) batches: bool,
 }
 
 impl RdmaTransportConfig {
@@ -75,6 +83,7 @@ impl RdmaTransportConfig {
         range("max_io_size", self.max_io_size, 8192, dma::BUFFER_BYTES_MAX as u32)?;
         range("max_aq_depth", self.max_aq_depth, 32, 4096)?;
         range("max_srq_depth", self.max_srq_depth, 16, 16_384)?;
+        range("acceptor_backlog", self.acceptor_backlog, 1, u16::MAX.into())?;
         if !self.max_io_size.is_power_of_two() {
             let size = self.max_io_size;
             return Err(NvmfTargetError::Parameter(format!("max_io_size of {size} is not a power of 2")));
@@ -110,6 +119,8 @@ impl RdmaTransportConfig {
                 ..GroupLimits::default()
             },
             receives: self.max_srq_depth,
+            backlog: self.acceptor_backlog as u16,
+            batches: !self.no_wr_batching,
         })
     }
 }

@@ -58,6 +58,8 @@ pub(crate) struct RdmaLink {
     pub(crate) pool: Option<Pool>,
     /// Data waits for memory of the pool.
     waits_for_memory: bool,
+    /// Each work is given to the device at once.
+    pub(crate) is_unbatched: bool,
 }
 
 impl RdmaLink {
@@ -110,7 +112,12 @@ impl RdmaLink {
                 }
             };
             match pair.post(work) {
-                Ok(()) => self.in_flight += 1,
+                Ok(()) => {
+                    self.in_flight += 1;
+                    if self.is_unbatched {
+                        pair.submit()?;
+                    }
+                }
                 Err(RejectedWork::Full(work)) => {
                     self.outgoing.push_front(Outgoing::Work(work));
                     break;

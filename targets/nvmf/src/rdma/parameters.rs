@@ -20,6 +20,16 @@ control::parameters! {
         max_aq_depth: Option<u32>,
         /// Receive buffers of a core and a device, which its connections share
         max_srq_depth: Option<u32>,
+        /// Requests to connect that wait to be accepted at each listener and core, at most
+        acceptor_backlog: Option<u32>,
+        /// Gives each request to the device at once, not those of a turn of the reactor together
+        no_wr_batching: bool = false,
+    }
+    only(
+        "the connections of a core share receive buffers, whose number max_srq_depth sets: buffers for each \
+         connection would take its whole queue of in-capsule data"
+    ) {
+        no_srq: bool = false,
     }
 }
 
@@ -41,6 +51,8 @@ pub(super) fn decode(
         max_io_size: options.max_io_size.unwrap_or(default.max_io_size),
         max_aq_depth: options.max_aq_depth.unwrap_or(default.max_aq_depth),
         max_srq_depth: options.max_srq_depth.unwrap_or(default.max_srq_depth),
+        acceptor_backlog: options.acceptor_backlog.unwrap_or(default.acceptor_backlog),
+        no_wr_batching: options.no_wr_batching,
     })
 }
 
@@ -53,6 +65,8 @@ pub(super) fn to_object(config: &RdmaTransportConfig) -> Map<String, Value> {
         max_io_size: Some(config.max_io_size),
         max_aq_depth: Some(config.max_aq_depth),
         max_srq_depth: Some(config.max_srq_depth),
+        acceptor_backlog: Some(config.acceptor_backlog),
+        no_wr_batching: config.no_wr_batching,
     };
     options.to_object()
 }

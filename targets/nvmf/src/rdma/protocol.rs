@@ -25,6 +25,7 @@ pub(crate) type RdmaContext<'a> = IoContext<'a, RdmaProtocol>;
 /// The state that the connections of a core share.
 pub(crate) struct RdmaProtocol {
     pub(crate) core: FabricsCore,
+    batches: bool,
     reservations: ReservationWatch,
 }
 
@@ -62,12 +63,14 @@ impl RdmaProtocol {
         core.local::<RdmaNetworkSettings>().set(RdmaNetworkConfig {
             message_bytes: sqe::SIZE + controller.in_capsule_bytes as usize,
             receives: limits.receives,
+            backlog: limits.backlog,
             commands_max: controller.io_queue_entries_max.max(controller.admin_queue_entries_max),
             admit,
             no_resources: encode_reject(RdmaConnectError::NoResources).to_vec(),
         });
         RdmaProtocol {
             core: FabricsCore::new(limits.fabrics, directory),
+            batches: limits.batches,
             reservations: ReservationWatch::new(notifier),
         }
     }
@@ -107,7 +110,9 @@ impl Protocol for RdmaProtocol {
             TransportAddress { trtype: TransportType::Rdma, ..crate::tcp::transport_address(local) };
         let port = SubsystemPort { portid: accepted.portid, address, secure: false };
         let deadline_ns = now_ns.saturating_add(self.core.limits.connect_timeout_ns);
-        Some(RdmaConnection::new(port, peer, accepted.flow, deadline_ns))
+        let mut connection = RdmaConnection::new(port, peer, accepted.flow, deadline_ns);
+        connection.fabrics.link.is_unbatched = !self.batches;
+        Some(connection)
     }
 
     fn apply(
@@ -159,6 +164,7 @@ mod tests {
         let config = RdmaNetworkConfig {
             message_bytes: 64,
             receives: 1,
+            backlog: 1,
             commands_max: 128,
             admit,
             no_resources: Vec::new(),

@@ -308,3 +308,72 @@ fn what_a_host_must_not_do_ends_its_command_or_its_connection_alone() {
     assert!(target.execute(bystander, flush(3), &[]).unwrap().status.is_success());
     target.end();
 }
+
+/// Polls a second at a time until the target has closed the connection of a host; returns the seconds.
+fn seconds_until_closed(target: &mut SimulatedTarget, host: usize) -> u64 {
+    for second in 0..60 {
+        if target.fabric.borrow().hosts[host].is_closed {
+            return second;
+        }
+        for _ in 0..20 {
+            target.poll();
+        }
+        target.now_ns += 1_000_000_000;
+    }
+    panic!("the connection of host {host} is open after a minute");
+}
+
+#[test]
+fn a_host_that_takes_no_answers_is_closed_after_its_time() {
+    let mut target = SimulatedTarget::new(3, &RdmaTransportConfig::default());
+    let [_, bystander] = target.queues();
+    let flush = |cid| Sqe { cid, nsid: 1, ..Sqe::new(NvmOpcode::Flush.to_wire()) };
+    let read = transfer(NvmOpcode::Read, 1, 0, 8, keyed(0, 4096, false));
+    let write = transfer(NvmOpcode::Write, 1, 0, 8, keyed(0, 4096, false));
+    for sqe in [flush(1), read, write] {
+        let [_, io] = target.queues();
+        target.fabric.borrow_mut().hosts[io].is_stuck = true;
+        target.send(io, capsule(&sqe, &[]));
+        let seconds = seconds_until_closed(&mut target, io);
+        assert!((10..=25).contains(&seconds), "closed after {seconds} s");
+        assert!(target.execute(bystander, flush(3), &[]).unwrap().status.is_success());
+    }
+    target.end();
+}
+
+#[test]
+fn a_host_that_takes_no_answers_has_three_queues_of_them_at_most() {
+    let mut target = SimulatedTarget::new(4, &RdmaTransportConfig::default());
+    let [_, io] = target.queues();
+    target.fabric.borrow_mut().hosts[io].is_stuck = true;
+    let mut sent = 0;
+    while !target.fabric.borrow().hosts[io].is_closed {
+        assert!(sent <= 4 * ENTRIES, "{sent} commands were taken");
+        let flush = Sqe { cid: sent as u16, nsid: 1, ..Sqe::new(NvmOpcode::Flush.to_wire()) };
+        target.send(io, capsule(&flush, &[]));
+        sent += 1;
+        (0..20).for_each(|_| target.poll());
+    }
+    // Those that were sent after the last that counts, too.
+    assert!((3 * ENTRIES..=3 * ENTRIES + 2).contains(&sent), "closed after {sent} commands");
+    target.end();
+}
+
+#[test]
+fn works_are_given_to_the_device_one_by_one_if_so_configured() {
+    for (no_wr_batching, expected) in [(false, 2..=6), (true, 1..=1)] {
+        let config = RdmaTransportConfig { no_wr_batching, ..RdmaTransportConfig::default() };
+        let mut target = SimulatedTarget::new(5, &config);
+        let [_, io] = target.queues();
+        for cid in 0..ENTRIES as u16 - 1 {
+            let flush = Sqe { cid, nsid: 1, ..Sqe::new(NvmOpcode::Flush.to_wire()) };
+            target.send(io, capsule(&flush, &[]));
+        }
+        for _ in 1..ENTRIES {
+            assert!(target.response(io).unwrap().status.is_success());
+        }
+        let batch_max = target.fabric.borrow().batch_max;
+        assert!(expected.contains(&batch_max), "{batch_max} works at once");
+        target.end();
+    }
+}

@@ -120,6 +120,7 @@ pub(super) fn add_listener(module: &NvmfModule, params: AddListener) -> Result<b
             return Err(error.into());
         }
     }
+    module.update_mdns();
     Ok(true)
 }
 
@@ -135,6 +136,7 @@ control::parameters! {
 
 pub(super) fn remove_listener(module: &NvmfModule, params: RemoveListener) -> Result<bool, RpcError> {
     params.tgt_name.find(module)?.remove_listener(&params.nqn, params.listen_address.into())?;
+    module.update_mdns();
     Ok(true)
 }
 

@@ -83,6 +83,7 @@ fn delete(module: &NvmfModule, params: ByName) -> Result<(NvmfTarget, Vec<Closin
     let closing = subsystems.map(|subsystem| target.delete_subsystem(&subsystem.nqn));
     let closing = closing.collect::<Result<Vec<Closing>, _>>()?;
     module.remove(&params.name);
+    module.update_mdns();
     Ok((target, closing))
 }
 

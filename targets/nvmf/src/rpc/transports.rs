@@ -119,7 +119,6 @@ control::parameters! {
     }
     ignored("the transports have fixed values") {
         sock_priority,
-        acceptor_backlog,
         acceptor_poll_rate,
         ack_timeout,
         abort_timeout_sec,
@@ -127,10 +126,8 @@ control::parameters! {
         min_kato,
         disable_command_passthru,
     }
-    ignored("RDMA always shares its receive queue and batches requests, in queues of its own sizes") {
+    ignored("the queues of RDMA have sizes of their own") {
         num_cqe,
-        no_srq,
-        no_wr_batching,
         data_wr_pool_size,
     }
     ignored("no transport has them") {

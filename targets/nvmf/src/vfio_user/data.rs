@@ -11,31 +11,34 @@ pub(super) const PAGE: u64 = 4096;
 /// Maximum SGL descriptors of one command: more than a page's worth for every page of the largest transfer.
 const DESCRIPTORS_MAX: usize = 1024;
 
-/// A contiguous range of client memory, by I/O address.
+/// A contiguous range of client memory, by I/O address, or a bit bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct DataSegment {
     pub(super) address: u64,
     pub(super) bytes: u32,
+    /// Data of a read that is not transferred (Base 2.1, section 4.3.2.1); `address` is 0.
+    pub(super) is_discarded: bool,
 }
 
 /// Collects the segments of a command's `bytes` bytes of data from its PRPs or SGL; adjacent segments are
 /// merged.
 ///
-/// The data addresses are not translated here, because a range may be unmapped before the copy.
+/// The data addresses are not translated here, because a range may be unmapped before the copy. Only
+/// transfers `to_host` have discarded segments.
 ///
 /// # Errors
 /// The status to complete the command with.
 #[inline]
 pub(super) fn parse_data_pointer(
     memory: &ClientMemory,
-    pointer: DataPointer,
-    is_sgl: bool,
+    (pointer, is_sgl): (DataPointer, bool),
+    to_host: bool,
     bytes: u32,
     segments: &mut Vec<DataSegment>,
 ) -> Result<(), Status> {
     segments.clear();
     if is_sgl {
-        return sgl(memory, pointer, bytes, segments);
+        return sgl(memory, pointer, to_host, bytes, segments);
     }
     let offset = pointer.low % PAGE;
     // Bits 1:0 of the first entry (Base 2.0, section 4.1.1).
@@ -43,7 +46,7 @@ pub(super) fn parse_data_pointer(
         return Err(Status::PRP_OFFSET_INVALID.do_not_retry());
     }
     let first = bytes.min((PAGE - offset) as u32);
-    segments.push(DataSegment { address: pointer.low, bytes: first });
+    segments.push(DataSegment { address: pointer.low, bytes: first, is_discarded: false });
     if first == bytes {
         return Ok(());
     }
@@ -103,14 +106,36 @@ fn page(address: u64, bytes: u32, segments: &mut Vec<DataSegment>) -> Result<(),
 #[inline]
 fn push_merged(address: u64, bytes: u32, segments: &mut Vec<DataSegment>) {
     match segments.last_mut() {
-        Some(last) if last.address.wrapping_add(last.bytes.into()) == address => last.bytes += bytes,
-        _ => segments.push(DataSegment { address, bytes }),
+        Some(last) if !last.is_discarded && last.address.wrapping_add(last.bytes.into()) == address => {
+            last.bytes += bytes
+        }
+        _ => segments.push(DataSegment { address, bytes, is_discarded: false }),
     }
+}
+
+/// Adds a bit bucket: bytes of a read that are discarded. In the SGL of a source buffer, as of a write, it
+/// counts as one of no bytes (Base 2.1, section 4.3.2.1).
+fn push_bit_bucket(
+    length: u32,
+    to_host: bool,
+    remaining: &mut u32,
+    segments: &mut Vec<DataSegment>,
+) -> Result<(), Status> {
+    let bytes = if to_host { length } else { 0 };
+    let rest = remaining.checked_sub(bytes);
+    *remaining = rest.ok_or(Status::DATA_SGL_LENGTH_INVALID.do_not_retry())?;
+    match segments.last_mut() {
+        _ if bytes == 0 => {}
+        Some(last) if last.is_discarded => last.bytes += bytes,
+        _ => segments.push(DataSegment { address: 0, bytes, is_discarded: true }),
+    }
+    Ok(())
 }
 
 fn sgl(
     memory: &ClientMemory,
     first: DataPointer,
+    to_host: bool,
     bytes: u32,
     segments: &mut Vec<DataSegment>,
 ) -> Result<(), Status> {
@@ -120,6 +145,10 @@ fn sgl(
     let mut segment = match descriptor(first)? {
         Sgl::DataBlock { address, length } => {
             push_data_block(address, length, &mut remaining, segments)?;
+            return check_length(remaining);
+        }
+        Sgl::BitBucket { length } => {
+            push_bit_bucket(length, to_host, &mut remaining, segments)?;
             return check_length(remaining);
         }
         Sgl::Segment { offset: false, last, address, length } => (address, length, last),
@@ -146,6 +175,7 @@ fn sgl(
                 Sgl::DataBlock { address, length } => {
                     push_data_block(address, length, &mut remaining, segments)?
                 }
+                Sgl::BitBucket { length } => push_bit_bucket(length, to_host, &mut remaining, segments)?,
                 // Only the last descriptor of a segment may be a Segment, and not in a Last Segment.
                 Sgl::Segment { offset: false, last, address, length } if !is_last && index + 1 == count => {
                     next = Some((address, length, last));
@@ -187,7 +217,8 @@ fn check_length(remaining: u32) -> Result<(), Status> {
     if remaining == 0 { Ok(()) } else { Err(Status::DATA_SGL_LENGTH_INVALID.do_not_retry()) }
 }
 
-/// Copies from client memory to `parts`, which together are as long as the segments.
+/// Copies from client memory to `parts`, which together are as long as the segments, of which none is
+/// discarded.
 pub(super) fn gather<'p>(
     memory: &ClientMemory,
     segments: &[DataSegment],
@@ -196,7 +227,7 @@ pub(super) fn gather<'p>(
     let mut rest = SegmentCursor { segments, done: 0 };
     for part in parts {
         let mut at = 0;
-        while let Some((address, bytes)) = rest.take(part.len() - at) {
+        while let Some((Some(address), bytes)) = rest.take(part.len() - at) {
             let mapped = memory.translate(address, bytes as u64).ok_or(Status::DATA_TRANSFER_ERROR)?;
             mapped.external.region().read(mapped.offset, &mut part[at..at + bytes]);
             at += bytes;
@@ -206,7 +237,8 @@ pub(super) fn gather<'p>(
     Ok(())
 }
 
-/// Copies `parts` to client memory; together they are as long as the segments.
+/// Copies `parts` to client memory, but for those of discarded segments; together they are as long as the
+/// segments.
 pub(super) fn scatter<'p>(
     memory: &ClientMemory,
     segments: &[DataSegment],
@@ -216,9 +248,11 @@ pub(super) fn scatter<'p>(
     for part in parts {
         let mut at = 0;
         while let Some((address, bytes)) = rest.take(part.len() - at) {
-            let mapped = memory.translate(address, bytes as u64).filter(|mapped| mapped.writable);
-            let mapped = mapped.ok_or(Status::DATA_TRANSFER_ERROR)?;
-            mapped.external.region().write(mapped.offset, &part[at..at + bytes]);
+            if let Some(address) = address {
+                let mapped = memory.translate(address, bytes as u64).filter(|mapped| mapped.writable);
+                let mapped = mapped.ok_or(Status::DATA_TRANSFER_ERROR)?;
+                mapped.external.region().write(mapped.offset, &part[at..at + bytes]);
+            }
             at += bytes;
         }
     }
@@ -233,11 +267,12 @@ struct SegmentCursor<'a> {
 }
 
 impl SegmentCursor<'_> {
-    /// The address and length of the next bytes, at most `bytes_max`; `None` of none.
-    fn take(&mut self, bytes_max: usize) -> Option<(u64, usize)> {
+    /// The address and length of the next bytes, at most `bytes_max`; `None` of none. Those of a discarded
+    /// segment have no address.
+    fn take(&mut self, bytes_max: usize) -> Option<(Option<u64>, usize)> {
         let (segment, rest) = self.segments.split_first()?;
         let bytes = bytes_max.min((segment.bytes - self.done) as usize);
-        let address = segment.address + u64::from(self.done);
+        let address = (!segment.is_discarded).then(|| segment.address + u64::from(self.done));
         self.done += bytes as u32;
         if self.done == segment.bytes {
             (self.segments, self.done) = (rest, 0);

@@ -48,7 +48,7 @@ fn identify_reports_the_controller_and_its_namespace() {
     // Fields of Fabrics controllers only (Base 2.0, section 5.17.2.1).
     assert_eq!((controller.io_command_capsule_bytes, controller.msdbd, controller.ofcs), (0, 0, 0));
     assert_eq!((controller.vid, controller.ssvid), (0x4e58, 0x4e58));
-    assert_eq!((controller.sgls, controller.maxcmd, controller.kas_100ms), (1, 0, 0));
+    assert_eq!((controller.sgls, controller.maxcmd, controller.kas_100ms), (0x1_0001, 0, 0));
     assert_eq!((controller.sqes, controller.cqes, controller.mdts), (0x66, 0x44, 5));
     let page = host.identify(0, 1);
     assert_eq!(IdentifyNamespace::decode(page.first_chunk().unwrap()).unwrap().nsze, BLOCKS);

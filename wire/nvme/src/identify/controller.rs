@@ -59,6 +59,8 @@ pub mod lpa {
     pub const COMMAND_EFFECTS: u8 = 1 << 1;
     /// Extended data for Get Log Page: 32-bit lengths and offsets.
     pub const EXTENDED: u8 = 1 << 2;
+    /// Persistent Event log.
+    pub const PERSISTENT_EVENTS: u8 = 1 << 4;
     /// Supported Log Pages, Feature Identifiers Effects, and the rest of those.
     pub const MISCELLANEOUS: u8 = 1 << 5;
 }
@@ -113,6 +115,8 @@ pub mod sgls {
     pub const SUPPORTED: u32 = 1 << 0;
     /// Keyed Data Block descriptors.
     pub const KEYED: u32 = 1 << 2;
+    /// Bit Bucket descriptors.
+    pub const BIT_BUCKET: u32 = 1 << 16;
     /// SGLs longer than the data.
     pub const OVERSIZED: u32 = 1 << 18;
     /// Data Block descriptors with an offset.
@@ -208,6 +212,8 @@ pub struct IdentifyController {
     pub anagrpmax: u32,
     /// Number of ANA groups.
     pub nanagrpid: u32,
+    /// Largest Persistent Event log (PELS) in units of 64 KiB; 0 for none.
+    pub persistent_events_64kib: u32,
     /// Submission queue entry size as powers of two: required in the low nibble, maximum in the high one.
     pub sqes: u8,
     /// Completion queue entry size, in the same form.
@@ -298,6 +304,7 @@ mod at {
     pub(super) const ANACAP: usize = 343;
     pub(super) const ANAGRPMAX: usize = 344;
     pub(super) const NANAGRPID: usize = 348;
+    pub(super) const PELS: usize = 352;
     pub(super) const SQES: usize = 512;
     pub(super) const CQES: usize = 513;
     pub(super) const MAXCMD: usize = 514;
@@ -390,6 +397,7 @@ impl IdentifyController {
             anacap: from[at::ANACAP],
             anagrpmax: u32_at(from, at::ANAGRPMAX),
             nanagrpid: u32_at(from, at::NANAGRPID),
+            persistent_events_64kib: u32_at(from, at::PELS),
             sqes: from[at::SQES],
             cqes: from[at::CQES],
             maxcmd: u16_at(from, at::MAXCMD),
@@ -462,6 +470,7 @@ impl IdentifyController {
         into[at::ANACAP] = self.anacap;
         put32(into, at::ANAGRPMAX, self.anagrpmax);
         put32(into, at::NANAGRPID, self.nanagrpid);
+        put32(into, at::PELS, self.persistent_events_64kib);
         into[at::SQES] = self.sqes;
         into[at::CQES] = self.cqes;
         put16(into, at::MAXCMD, self.maxcmd);

@@ -1,7 +1,7 @@
 //! `ringbolt nvme list`, `identify`, `log`, `format`, `reset` and `discover`.
 
 use clap::{Args, ValueEnum};
-use nvme::{TcpUri, Uri};
+use nvme::Uri;
 use serde_json::{Value, json};
 use wire_nvme::fabrics::Nqn;
 use wire_nvme::identify::{Cns, IdentifyController, IdentifyNamespace, cmic};
@@ -115,7 +115,7 @@ pub(crate) struct ResetArgs {
     ringbolt nvme discover 127.0.0.1:4420\n  \
     ringbolt nvme discover [::1]:8009 --json")]
 pub(crate) struct DiscoverArgs {
-    /// The discovery controller; the default port is 8009
+    /// The discovery controller, over RDMA as nvme+rdma://HOST:PORT; the default port is 8009
     #[arg(value_name = "HOST:PORT")]
     address: String,
     /// Print one JSON array
@@ -311,10 +311,7 @@ const ERRORS_MAX: usize = 64;
 
 pub(crate) fn log(options: &LogArgs) -> Result<(), CommandError> {
     if options.page == LogPage::Discovery {
-        let Uri::Tcp(uri) = options.uri.clone() else {
-            return Err(CommandError::usage("discovery controllers are reached over TCP"));
-        };
-        return discovery(uri, options.json);
+        return discovery(options.uri.clone(), options.json);
     }
     let page = options.page;
     let (data, value) = session::with_controller(&options.uri, move |mut session| async move {
@@ -445,23 +442,22 @@ pub(crate) fn reset(options: &ResetArgs) -> Result<(), CommandError> {
 }
 
 pub(crate) fn discover(options: &DiscoverArgs) -> Result<(), CommandError> {
-    let address = options.address.strip_prefix("nvme+tcp://").unwrap_or(&options.address);
+    let rdma = options.address.strip_prefix("nvme+rdma://");
+    let scheme = if rdma.is_some() { "nvme+rdma" } else { "nvme+tcp" };
+    let tcp = options.address.strip_prefix("nvme+tcp://");
+    let address = rdma.or(tcp).unwrap_or(&options.address);
     let address = address.strip_suffix('/').unwrap_or(address);
     let has_port = address.rsplit_once(':').is_some_and(|(host, port)| {
         port.parse::<u16>().is_ok() && (!host.contains(':') || host.ends_with(']'))
     });
     let address = if has_port { address.to_string() } else { format!("{address}:8009") };
-    let uri = format!("nvme+tcp://{address}/{}", Nqn::discovery().as_str());
-    match uri.parse() {
-        Ok(Uri::Tcp(uri)) => discovery(uri, options.json),
-        Ok(_) => Err(CommandError::usage("discovery controllers are reached over TCP")),
-        Err(error) => Err(CommandError::usage(error)),
-    }
+    let uri = format!("{scheme}://{address}/{}", Nqn::discovery().as_str());
+    discovery(uri.parse().map_err(CommandError::usage)?, options.json)
 }
 
-fn discovery(uri: TcpUri, as_json: bool) -> Result<(), CommandError> {
+fn discovery(uri: Uri, as_json: bool) -> Result<(), CommandError> {
     let entries = session::run_on_reactor(false, move |core| async move {
-        let name = Uri::Tcp(uri.clone()).controller();
+        let name = uri.controller();
         let entries = bdev_nvme::discover(&core, &uri, &nvme::Options::default()).await;
         entries.map_err(|error| CommandError::operation(format!("{name}: {error}")))
     })?;

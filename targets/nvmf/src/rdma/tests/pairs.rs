@@ -28,6 +28,8 @@ pub(super) struct SimulatedHost {
     pub(super) received: VecDeque<[u8; SENT_MESSAGE_BYTES_MAX]>,
     pub(super) invalidated: Vec<u32>,
     pub(super) has_disconnected: bool,
+    /// Its device takes no answer and gives no data: works do not end.
+    pub(super) is_stuck: bool,
     /// The target has closed the connection, or it has failed.
     pub(super) is_closed: bool,
 }
@@ -39,13 +41,21 @@ pub(super) struct SimulatedFabric {
     dice: WyRand,
     /// Messages that were taken and not released.
     pub(super) buffers_in_use: usize,
+    /// Most works that the device was given at once.
+    pub(super) batch_max: usize,
 }
 
 pub(super) type Fabric = Rc<RefCell<SimulatedFabric>>;
 
 pub(super) fn fabric(seed: u64) -> Fabric {
     let dice = WyRand::new(seed);
-    let fabric = SimulatedFabric { hosts: Vec::new(), incoming: VecDeque::new(), dice, buffers_in_use: 0 };
+    let fabric = SimulatedFabric {
+        hosts: Vec::new(),
+        incoming: VecDeque::new(),
+        dice,
+        buffers_in_use: 0,
+        batch_max: 0,
+    };
     Rc::new(RefCell::new(fabric))
 }
 
@@ -108,7 +118,8 @@ impl QueuePair for SimulatedPair {
         if self.fabric.borrow_mut().dice.happens(300) {
             return None;
         }
-        if let Some(event) = self.ended.pop_front() {
+        let is_stuck = self.fabric.borrow().hosts[self.host].is_stuck;
+        if !is_stuck && let Some(event) = self.ended.pop_front() {
             return Some(event);
         }
         let has_disconnected = self.fabric.borrow().hosts[self.host].has_disconnected;
@@ -154,6 +165,10 @@ impl QueuePair for SimulatedPair {
     }
 
     fn submit(&mut self) -> Result<(), io::ErrorKind> {
+        {
+            let mut fabric = self.fabric.borrow_mut();
+            fabric.batch_max = fabric.batch_max.max(self.posted.len());
+        }
         while let Some(work) = self.posted.pop_front() {
             match self.carry_out(work).filter(|_| !self.has_failed) {
                 Some(event) => self.ended.push_back(event),

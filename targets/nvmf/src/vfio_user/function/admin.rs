@@ -3,7 +3,6 @@
 use block_io::Status;
 use nvme_controller::{ControllerAction, ControllerEvent, data_from_host, queues};
 use wire_nvme::admin::GetLogPage;
-use wire_nvme::log::LogId;
 use wire_nvme::opcode::AdminOpcode;
 use wire_nvme::sqe::{Fuse, Psdt};
 use wire_nvme::{Cqe, Sqe};
@@ -99,7 +98,7 @@ impl VfioUserFunction {
         if !host_data.is_empty() {
             let parsed = data::parse_data_pointer(
                 &self.memory,
-                sqe.data,
+                (sqe.data, false),
                 false,
                 host_data.len() as u32,
                 &mut self.segments,
@@ -112,7 +111,7 @@ impl VfioUserFunction {
             }
         }
         if sqe.opcode == AdminOpcode::GetLogPage.to_wire()
-            && GetLogPage::from_sqe(sqe).lid == LogId::Health.to_wire()
+            && nvme_controller::log_has_health(GetLogPage::from_sqe(sqe).lid)
         {
             let health = context.config.health(&self.subsystem, self.controller.hostnqn());
             self.controller_event(ControllerEvent::Health(health), context.now_ns);
@@ -160,7 +159,8 @@ impl VfioUserFunction {
 
     /// Copies data to client memory.
     fn copy_to_client(&mut self, sqe: &Sqe, data: &[u8]) -> Result<(), Status> {
-        data::parse_data_pointer(&self.memory, sqe.data, false, data.len() as u32, &mut self.segments)?;
+        let bytes = data.len() as u32;
+        data::parse_data_pointer(&self.memory, (sqe.data, false), true, bytes, &mut self.segments)?;
         data::scatter(&self.memory, &self.segments, std::iter::once(data))
     }
 

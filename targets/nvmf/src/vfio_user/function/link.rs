@@ -117,6 +117,9 @@ impl QueueTransport<'_, '_> {
     fn lend_segments(&self, transfer: &HostTransfer) -> Option<Data> {
         let (alignment, to_host) = (transfer.lend_alignment?, transfer.to_host);
         let lend = |segment: &DataSegment| self.lend(segment.address, segment.bytes, to_host, alignment);
+        if self.segments.iter().any(|segment| segment.is_discarded) {
+            return None;
+        }
         let (last, others) = self.segments.split_last()?;
         if others.is_empty() {
             return lend(last).map(Data::One);
@@ -134,20 +137,25 @@ impl QueueTransport<'_, '_> {
         is_sgl: bool,
         transfer: HostTransfer,
     ) -> Result<HostData<SegmentList>, Status> {
-        data::parse_data_pointer(self.link.memory, pointer, is_sgl, transfer.bytes, self.segments)?;
+        let HostTransfer { bytes, to_host, .. } = transfer;
+        data::parse_data_pointer(self.link.memory, (pointer, is_sgl), to_host, bytes, self.segments)?;
         if let Some(data) = self.lend_segments(&transfer) {
             return Ok(HostData::Lent(data));
         }
         // Not aligned, or not mapped: copied if it can be reached.
         let is_reachable = |segment: &DataSegment| {
-            let mapped = self.link.memory.translate(segment.address, segment.bytes.into());
-            mapped.is_some_and(|mapped| mapped.writable || !transfer.to_host)
+            segment.is_discarded
+                || self
+                    .link
+                    .memory
+                    .translate(segment.address, segment.bytes.into())
+                    .is_some_and(|mapped| mapped.writable || !to_host)
         };
         if !self.segments.iter().all(is_reachable) {
             return Err(MEMORY_NOT_MAPPED);
         }
         let location = self.segments.as_slice().into();
-        Ok(HostData::Moved { location, room: transfer.bytes, immediate: false })
+        Ok(HostData::Moved { location, room: bytes, immediate: false })
     }
 }
 
