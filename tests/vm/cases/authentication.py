@@ -89,7 +89,7 @@ def authentication(bench):
     connects("")
 
 
-@case("reauthentication-wrong", on=("ringbolt",), machine=IOMMUFD, provokes=REJECTED, seconds=30)
+@case("reauthentication-wrong", on=("ringbolt",), machine=IOMMUFD, provokes=f"{REJECTED}|[Rr]econnect|recovery", seconds=30)
 def reauthentication_wrong(bench):
     """A connected host that authenticates anew with a wrong key loses its connections, and has them again with the
     right one."""
