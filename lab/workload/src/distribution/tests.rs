@@ -142,9 +142,9 @@ fn hot_blocks_get_the_share_that_fio_gives_them() {
 
 #[test]
 fn zones_get_their_percentages_of_io() {
-    let percent = |access_percent, size| Zone { access_percent, size: ZoneSize::Percent(size) };
+    let percent = |access_percent, size| AccessZone { access_percent, size: ZoneSize::Percent(size) };
     let zones = vec![percent(60.0, 10.0), percent(30.0, 20.0), percent(8.0, 30.0), percent(2.0, 40.0)];
-    let bytes = |access_percent, bytes| Zone { access_percent, size: ZoneSize::Bytes(bytes) };
+    let bytes = |access_percent, bytes| AccessZone { access_percent, size: ZoneSize::Bytes(bytes) };
     let absolute =
         vec![bytes(60.0, 409_600), bytes(30.0, 819_200), bytes(8.0, 1_228_800), bytes(2.0, u64::MAX)];
     for zones in [zones, absolute] {
@@ -165,8 +165,8 @@ fn zones_get_their_percentages_of_io() {
 /// By fio's arithmetic: start and length of each zone in whole bytes, divided by the block size.
 #[test]
 fn zones_have_fios_bounds() {
-    let zones =
-        [60.0, 30.0, 10.0].map(|percent| Zone { access_percent: percent, size: ZoneSize::Percent(percent) });
+    let zones = [60.0, 30.0, 10.0]
+        .map(|percent| AccessZone { access_percent: percent, size: ZoneSize::Percent(percent) });
     let table = zone_table(&zones, 33, 4096);
     let bounds: Vec<(u64, u64)> = table.iter().map(|(_, first, length)| (*first, *length)).collect();
     assert_eq!(bounds, [(0, 19), (19, 9), (29, 3)]);
