@@ -43,7 +43,11 @@ impl TargetSide {
         TargetSide::with_namespace(registry, NamespaceConfig::new(device), ports)
     }
 
-    fn with_namespace(registry: &Registry, namespace: NamespaceConfig, ports: &[String]) -> TargetSide {
+    pub(crate) fn with_namespace(
+        registry: &Registry,
+        namespace: NamespaceConfig,
+        ports: &[String],
+    ) -> TargetSide {
         let reactors = reactors();
         let target = NvmfTarget::new(registry.clone(), reactors.handles());
         target.create_transport(TcpTransportConfig::default()).unwrap();
