@@ -46,7 +46,7 @@ fn rate(output: &str) -> Option<f64> {
 /// The pause of a queue that moves, with so many reads in flight.
 pub(super) fn stall(context: &RunContext<'_>, depth: u32) -> anyhow::Result<RunOutcome> {
     let mut command = Command::new(context.examples.path(STALL)?);
-    command.args([&depth.to_string(), if context.quick { "50" } else { "200" }]);
+    command.arg(depth.to_string()).arg(if context.quick { "50" } else { "200" });
     let values = |output: &str| {
         let moves = output.lines().find(|line| line.starts_with("moves: "))?;
         let stays = output.lines().find(|line| line.starts_with("stays: "))?;
