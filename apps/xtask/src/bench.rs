@@ -5,7 +5,6 @@
 //! `docs/BENCHMARKS.md` explains the output.
 
 mod attack;
-mod balance;
 mod bare;
 mod cases;
 mod examples;

@@ -39,7 +39,7 @@ const KNOWN: &[(&str, usize)] = &[
     ("store/objects", 2),
     ("store/replica", 10),
     ("targets/nvme-controller", 18),
-    ("targets/iscsi", 11),
+    ("targets/iscsi", 10),
     ("targets/nbd", 5),
     ("targets/nvmf", 34),
     ("targets/scsi", 28),

@@ -19,9 +19,10 @@ use crate::limits::{CHECK_NS, LOGIN_TIMEOUT_NS, RECEIVE_BUDGET, REINSTATEMENT_TI
 use crate::login::Login;
 use crate::pdu_reader::{PduReader, Stage};
 use crate::pdu_writer::PduWriter;
-use crate::session::{Session, Sink, isid_number};
+use crate::session::{Session, isid_number};
 use crate::sessions::{EnterError, Sessions};
 use crate::settings::ConnectionInfo;
+use crate::sink::Sink;
 
 /// A connection of an initiator.
 ///

@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use wire_iscsi::{BasicHeader, HEADER_BYTES, Opcode};
 
 use crate::limits::{DEFERRED_BYTES_MAX, QUEUE_DEPTH_MAX};
-use crate::session::Sink;
+use crate::sink::Sink;
 
 /// A PDU of a command that has not begun, with its data.
 pub(crate) struct DeferredPdu {

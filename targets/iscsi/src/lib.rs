@@ -42,6 +42,7 @@ pub mod rpc;
 mod session;
 mod sessions;
 mod settings;
+mod sink;
 mod target;
 #[cfg(any(test, fuzzing))]
 pub mod testing;

@@ -13,7 +13,8 @@ use crate::core::IscsiCore;
 use crate::deferred::DeferredPdus;
 use crate::pdu_reader::{PduReader, Stage};
 use crate::pdu_writer::PduWriter;
-use crate::session::{DetachedSession, Session, Sink};
+use crate::session::{DetachedSession, Session};
+use crate::sink::Sink;
 
 /// A connection between two cores.
 struct MovedConnection {

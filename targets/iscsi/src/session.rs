@@ -34,7 +34,6 @@ use crate::sessions::{ConnectionControl, SessionHandle, SessionShared};
 use data_out::DataOutState;
 use functions::PendingFunction;
 pub(crate) use moving::DetachedSession;
-pub(crate) use requests::Sink;
 use text::TextExchange;
 
 /// A connection of a session.

@@ -10,8 +10,8 @@ use super::server::TargetTransport;
 use super::stacked::StackedLayer;
 use super::store::{LoopCache, StoreFault};
 use super::{
-    RunContext, RunOutcome, attack, balance, bare, fio, idle, instructions, iscsi, lvol, nbd, page, scale,
-    scaling, stacked, store, ublk, vhost,
+    RunContext, RunOutcome, attack, bare, fio, idle, instructions, iscsi, lvol, nbd, page, scale, scaling,
+    stacked, store, ublk, vhost,
 };
 
 /// A benchmark: its name, a description for `--list`, and what it runs.
@@ -657,8 +657,8 @@ impl Benchmark {
             Bare(pattern, data_digest) => bare::compare(context, pattern, *data_digest),
             BenchmarkKind::Tls(pattern, comparison) => load::compare_tls(context, pattern, *comparison),
             BenchmarkKind::Shared(scheduler) => load::shared(context, *scheduler),
-            BenchmarkKind::MoveStall(depth) => balance::stall(context, *depth),
-            BenchmarkKind::MoveSpread => balance::spread(context),
+            BenchmarkKind::MoveStall(depth) => scaling::stall(context, *depth),
+            BenchmarkKind::MoveSpread => scaling::spread(context),
             BenchmarkKind::Iscsi(device, depth) => iscsi::reads(context, *device, *depth),
             BenchmarkKind::IscsiTwoSessions => iscsi::two_sessions(context),
             BenchmarkKind::IscsiIdle => iscsi::idle(context),
@@ -700,8 +700,8 @@ impl Benchmark {
         match &self.kind {
             InstructionsOf(counted) => std::slice::from_ref(&counted.example),
             BenchmarkKind::Scaling(_) => &[scaling::DRIVER],
-            BenchmarkKind::MoveStall(_) => &[balance::STALL],
-            BenchmarkKind::MoveSpread => &[balance::SPREAD],
+            BenchmarkKind::MoveStall(_) => &[scaling::STALL],
+            BenchmarkKind::MoveSpread => &[scaling::SPREAD],
             BenchmarkKind::Lvol(..) => &[lvol::COST],
             BenchmarkKind::LvolFirstWrite(_) => &[lvol::FIRST_WRITE],
             BenchmarkKind::LvolLoad(_) => &[lvol::STORE],

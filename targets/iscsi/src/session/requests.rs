@@ -15,23 +15,7 @@ use crate::core::IscsiCore;
 use crate::failure::IscsiViolation;
 use crate::limits::{FUNCTIONS_MAX, IMMEDIATE_COMMANDS_MAX, TEXT_BYTES_MAX};
 use crate::pdu_writer::PduWriter;
-
-/// Where the data of the PDU that is being received goes.
-#[derive(Debug, Default)]
-pub(crate) enum Sink {
-    /// Nowhere.
-    #[default]
-    Discard,
-    /// Into memory, for [`Session::end_pdu`].
-    Collect(Vec<u8>),
-    /// Into the memory of a command.
-    Command(Slot),
-    /// Into the memory of a command that has none yet: bytes that come with the command, and those that
-    /// follow unasked.
-    NeedsMemory(Slot, u32, u32),
-    /// Into memory, for a command that begins when its connection has moved.
-    Defer(Vec<u8>),
-}
+use crate::sink::Sink;
 
 /// Additional header segment with the rest of a long command descriptor block (RFC 7143, section 11.2.2.3).
 const EXTENDED_CDB: u8 = 1;
