@@ -126,6 +126,26 @@ pub fn pin_thread_to(cpu: u32) -> std::io::Result<()> {
     Ok(sched_setaffinity(None, &set)?)
 }
 
+/// A thread of this process, for [`set_thread_cpus`]. It must be alive then: the kernel gives its number to
+/// another one later.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ThreadId(rustix::thread::Pid);
+
+impl ThreadId {
+    /// The calling thread.
+    pub fn current() -> ThreadId {
+        ThreadId(rustix::thread::gettid())
+    }
+}
+
+/// Restricts a thread to these cores. The kernel moves it if it runs on another one, and if it sleeps, wakes
+/// it on one of them.
+pub fn set_thread_cpus(thread: ThreadId, cpus: &[u32]) -> std::io::Result<()> {
+    let mut set = rustix::thread::CpuSet::new();
+    cpus.iter().for_each(|cpu| set.set(*cpu as usize));
+    Ok(sched_setaffinity(Some(thread.0), &set)?)
+}
+
 /// CPU time of the calling thread, in nanoseconds.
 pub fn thread_cpu_ns() -> u64 {
     let time = clock_gettime(ClockId::ThreadCPUTime);

@@ -45,7 +45,7 @@ mod vectors;
 
 pub use aio_file::AioFile;
 pub use aio_queue::AioQueue;
-pub use cpu::{CpuSet, CpuSetError, pin_thread_to, thread_cpu_ns};
+pub use cpu::{CpuSet, CpuSetError, ThreadId, pin_thread_to, set_thread_cpus, thread_cpu_ns};
 pub use credentials::{PeerCredentials, peer_credentials};
 pub use device_zones::{DeviceZone, ZoneCondition, report_zones, reset_zone};
 pub use event_loop::{

@@ -60,7 +60,8 @@ impl Core {
         &self.0
     }
 
-    /// Index among the reactors that were started together, from 0.
+    /// Index among the reactors of the program: see
+    /// [`ReactorConfig::first_index`](crate::ReactorConfig::first_index).
     pub fn index(&self) -> usize {
         self.0.index
     }

@@ -45,6 +45,9 @@ impl Default for IdlePolicy {
 pub struct ReactorConfig {
     /// One reactor starts on each core of this set.
     pub cpus: CpuSet,
+    /// Index of the first of these reactors, the others follow: no two of a program have the same, since a
+    /// device tells its channels apart by it.
+    pub first_index: usize,
     /// Whether each thread is pinned to its core.
     pub pin: bool,
     /// What to do when there is no work.
@@ -68,6 +71,7 @@ impl ReactorConfig {
     pub fn simulated(clock: VirtualClock, seed: u64, cores: u32, arena: &Arc<Arena>) -> ReactorConfig {
         ReactorConfig {
             cpus: CpuSet::new((0..cores).collect()).expect("a node has at least one core"),
+            first_index: 0,
             pin: false,
             idle: IdlePolicy::Spin,
             arena: arena.clone(),
@@ -95,6 +99,7 @@ impl Default for ReactorConfig {
         ReactorConfig {
             cpus: CpuSet::new(vec![CpuSet::allowed().cpus().first().copied().unwrap_or(0)])
                 .expect("a set of one core is not empty"),
+            first_index: 0,
             pin: false,
             idle: IdlePolicy::default(),
             arena: Arena::new(dma::ArenaConfig::default()),
@@ -175,9 +180,10 @@ impl Reactor {
         Reactor::for_core(config, 0)
     }
 
-    /// A reactor on the calling thread, for core `index` of `config.cpus`; pins the thread if `config.pin`.
-    pub fn for_core(config: &ReactorConfig, index: usize) -> Result<Reactor, StartError> {
-        let cpu = config.cpus.cpus()[index];
+    /// A reactor on the calling thread, for core `place` of `config.cpus`; pins the thread if `config.pin`.
+    /// Its index counts from [`ReactorConfig::first_index`].
+    pub fn for_core(config: &ReactorConfig, place: usize) -> Result<Reactor, StartError> {
+        let (cpu, index) = (config.cpus.cpus()[place], config.first_index + place);
         if config.pin {
             os::pin_thread_to(cpu).map_err(|source| StartError::Pin { cpu, source })?;
         }

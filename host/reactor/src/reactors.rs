@@ -167,7 +167,7 @@ impl ReactorHandle {
         blocking::receive_timeout(&receiver, timeout).map_err(|_| ReactorUnavailable)
     }
 
-    /// Index among the reactors that were started together, from 0.
+    /// Index among the reactors of the program: see [`ReactorConfig::first_index`].
     pub fn index(&self) -> usize {
         self.0.index
     }

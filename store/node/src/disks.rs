@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use bdev::{Access, BdevError, Descriptor, Durability, Registry};
+use bdev::{Access, BdevError, BlockDevice, Descriptor, Durability, Registry};
 use cluster_map::PoolClass;
 use reactor::Core;
 use uuid::Uuid;
@@ -10,6 +10,7 @@ use wire_store::{BLOCK_BYTES, DecodeError, LogSuperblock, Superblock};
 
 use crate::device::StoreDevice;
 use crate::format::{read_head, read_superblock};
+use crate::threads::StoreThreads;
 use crate::tuning::StoreTuning;
 use crate::{StoreCores, StoreError};
 
@@ -73,6 +74,7 @@ pub(crate) struct StoreDescriptors {
     /// That of the log's own device.
     separate_log: Option<Arc<Descriptor>>,
     pub(crate) tuning: StoreTuning,
+    pub(crate) threads: StoreThreads,
 }
 
 impl StoreDescriptors {
@@ -90,6 +92,7 @@ impl StoreDescriptors {
             data: open(bdevs.data)?,
             separate_log: bdevs.log.map(open).transpose()?,
             tuning: StoreTuning::default(),
+            threads: StoreThreads::default(),
         };
         // What is in place relies on whole sectors; the logs do not.
         if descriptors.data.device().durability() == Durability::Pmem {
@@ -114,6 +117,11 @@ impl StoreDescriptors {
 
     pub(crate) fn separate_log(&self) -> Option<&Arc<Descriptor>> {
         self.separate_log.as_ref()
+    }
+
+    /// The devices.
+    pub(crate) fn devices(&self) -> Vec<&BlockDevice> {
+        self.separate_log.iter().chain([&self.data]).map(|it| &**it.device()).collect()
     }
 
     /// Opens channels on this core.

@@ -26,6 +26,9 @@ pub enum StoreError {
         /// How.
         status: Status,
     },
+    /// Prioritized threads cannot be started or placed.
+    #[error("the threads of the store cannot be started: {0}")]
+    Threads(String),
     /// What a device remembers of its past cannot be written.
     #[error("what the node has seen cannot be kept on its device: {0}")]
     Memory(String),

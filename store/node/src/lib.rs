@@ -49,6 +49,7 @@ pub mod rpc;
 mod server;
 mod shard;
 mod spare;
+mod threads;
 mod tuning;
 
 pub use check::{PartitionContents, StoreContents, inspect};
@@ -62,6 +63,7 @@ pub use replica_node::{
 pub use server::{ClientKeyTable, NoRoom, NodeServer, NodeServerConfig};
 pub use shard::replication::{Outbox, ReplicaDescription, ReplicaInput};
 pub use store_image::{IMAGE_BLOCK_BYTES, TRANSFER_BYTES_MAX};
+pub use threads::{NonPriorityThreads, StoreThreads, ThreadMode};
 pub use tuning::StoreTuning;
 
 /// Counters of a partition since the store was opened.

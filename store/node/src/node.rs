@@ -16,6 +16,7 @@ use crate::format::{FormatOptions, format};
 use crate::image::{ImageBdev, Shards, locate, object_of};
 use crate::once::once;
 use crate::shard::{self, ControlReply, ShardHandle, ShardOperation};
+use crate::threads::StoreThreads;
 use crate::tuning::StoreTuning;
 use crate::{ReplicaDescription, ShardStats, StoreError};
 
@@ -33,11 +34,13 @@ pub struct StoreOptions<'a> {
     pub name: &'a str,
     /// How its partitions run.
     pub tuning: StoreTuning,
+    /// Which threads do its work.
+    pub threads: StoreThreads,
 }
 
 impl<'a> From<&'a str> for StoreOptions<'a> {
     fn from(name: &'a str) -> StoreOptions<'a> {
-        StoreOptions { name, tuning: StoreTuning::default() }
+        StoreOptions { name, tuning: StoreTuning::default(), threads: StoreThreads::default() }
     }
 }
 
@@ -50,6 +53,7 @@ pub struct StoreNode {
     durability: Durability,
     superblock: Superblock,
     tuning: StoreTuning,
+    threads: StoreThreads,
     shards: Shards,
     /// By name. Held over changes, so that they are one after another.
     images: Mutex<BTreeMap<String, ImageRecord>>,
@@ -203,9 +207,11 @@ impl StoreNode {
         cores: &StoreCores<'_>,
         job: &JobHandle,
     ) -> Result<StoreNode, StoreError> {
-        let StoreOptions { name, tuning } = options;
+        let StoreOptions { name, tuning, threads } = options;
         let (mut descriptors, superblock) = open_store(registry, bdevs, name, cores).await?;
         descriptors.tuning = tuning;
+        threads.check(registry, &descriptors.devices())?;
+        descriptors.threads = threads.clone();
         if superblock.checkpoint_blocks > 0 {
             let reason = "the device has replicas of a cluster: `ringbolt store` serves them";
             return Err(StoreError::Geometry(reason.to_string()));
@@ -223,6 +229,7 @@ impl StoreNode {
             durability: descriptors.durability(),
             superblock,
             tuning,
+            threads,
             shards: shards.into(),
             images: Mutex::default(),
         };
@@ -263,6 +270,11 @@ impl StoreNode {
     /// How its partitions run.
     pub fn tuning(&self) -> StoreTuning {
         self.tuning
+    }
+
+    /// Which threads do its work.
+    pub fn threads(&self) -> &StoreThreads {
+        &self.threads
     }
 
     /// The images, by name.

@@ -26,6 +26,12 @@ control::metrics! {
         /// `repaired` for those of them that were written again, and `differing` for other data than the
         /// primary's
         FINDINGS = "ringbolt_store_scrub_findings": counter [finding];
+        /// Wake-ups of non-priority threads, of a node with prioritized threads; `cause` is `count` or `time`
+        /// for entries that go in place, `full_log` for what makes room, `waiting_read` for a read that waits
+        /// for these, `read` for one that needs what is in place, `checkpoint`, or `other`
+        WAKES = "ringbolt_store_thread_wakes": counter [cause];
+        /// How woken threads were placed: `idle_core` of the non-priority pool, or by the `kernel`
+        PLACEMENTS = "ringbolt_store_thread_placements": counter [placement];
     }
 }
 
@@ -47,6 +53,14 @@ pub(crate) fn collect(server: &NodeServer, samples: &mut MetricSamples) {
         [("damaged", scrub.damaged), ("repaired", scrub.repaired), ("differing", scrub.differing)]
     {
         samples.add(&FINDINGS, &[finding], count);
+    }
+    if let Some(threads) = server.threads().prioritized() {
+        for (cause, count) in threads.wakes() {
+            samples.add(&WAKES, &[cause], count);
+        }
+        let (idle_core, kernel) = threads.placements();
+        samples.add(&PLACEMENTS, &["idle_core"], idle_core);
+        samples.add(&PLACEMENTS, &["kernel"], kernel);
     }
     let mut volumes: Vec<_> = server.volumes().into_iter().collect();
     volumes.sort_by_key(|(_, stats)| Reverse(stats.reads.saturating_add(stats.writes)));

@@ -22,8 +22,11 @@ use sockets::{Sockets, StreamAddress};
 use store_link::{ClusterKey, Identity};
 
 use crate::node_metrics;
-use crate::rpc::tuning;
-use crate::{ClientKeyTable, NodeServer, NodeServerConfig, PoolOptions, StoreCores, StoreError, StoreTuning};
+use crate::rpc::{store_threads, tuning};
+use crate::{
+    ClientKeyTable, NodeServer, NodeServerConfig, NonPriorityThreads, PoolOptions, StoreCores, StoreError,
+    StoreTuning, ThreadMode,
+};
 
 /// The node that a program is, as a [`Module`].
 pub struct NodeModule {
@@ -33,6 +36,8 @@ pub struct NodeModule {
     changes: Mutex<()>,
     /// Read while others take over, so that the node reports its status meanwhile.
     node: RwLock<NodeState>,
+    /// The non-priority threads of the node, once it had prioritized threads.
+    threads: Mutex<Option<Arc<NonPriorityThreads>>>,
     this: Weak<NodeModule>,
 }
 
@@ -86,6 +91,7 @@ struct NodeParams {
     atomic_blocks: bool,
     read_policy: ReadPolicy,
     tuning: StoreTuning,
+    threads: ThreadMode,
 }
 
 control::choices! {
@@ -105,6 +111,7 @@ impl NodeModule {
             reactors,
             changes: Mutex::default(),
             node: RwLock::default(),
+            threads: Mutex::default(),
             this: this.clone(),
         })
     }
@@ -121,6 +128,8 @@ const LEAVE_MAX: Duration = Duration::from_secs(5);
 const DRAIN_LEAVE_MAX: Duration = Duration::from_secs(1);
 /// How often a node that another process is is tried.
 const RECOVER_EVERY: Duration = Duration::from_secs(1);
+/// Indices of the non-priority threads begin here: those of a store without replicas are lower.
+const FIRST_INDEX: usize = 1 << 17;
 const NO_NODE: (i64, &str) = (RpcError::ENODEV, "no node is started");
 
 impl Module for NodeModule {
@@ -161,8 +170,8 @@ impl Module for NodeModule {
                     "object with `node`, `state` (`serves`, or `leaving` while others take over), `cluster`, \
                      `address`, `bdev_name`, `log_bdev_name`, `durability`, `lease_ms`, `grace_ms`, \
                      `replicas`, `volumes` with what clients did to images, `checksum_cache_limit_bytes`, \
-                     `spare_partitions`, `failed_partitions`, `refused`, `without_room`, `connections` with \
-                     and without TLS, `scrub` with what scrubs do and found since the start, `map` with what \
+                     `threads` with their wake-ups, `spare_partitions`, `failed_partitions`, `refused`, \
+                     `without_room`, `connections` with and without TLS, `scrub` with what scrubs do and found since the start, `map` with what \
                      the node has seen of the map, and `nodes` with the addresses of all nodes",
                 )
                 .errors(&[NO_NODE]),
@@ -208,6 +217,7 @@ impl Module for NodeModule {
                 "checksum_cache_bytes": params.tuning.checksum_cache_bytes,
                 "flush_entries": params.tuning.flush_entries,
                 "flush_after_ms": params.tuning.flush_after.as_millis() as u64,
+                "threads": params.threads.name(),
             });
             if let Some(log) = &params.log_bdev_name {
                 saved["log_bdev_name"] = log.as_str().into();
@@ -264,6 +274,10 @@ control::parameters! {
         flush_entries: u32 = StoreTuning::default().flush_entries,
         /// Time after which an entry is written in place however few there are, at most 60000
         flush_after_ms: u32 ["ms"] = 100,
+        /// Which threads do the work: `run-to-completion`, the core that owns a replica; `prioritized`, a
+        /// priority thread, which is pinned, for connections, log and replication, and a non-priority thread
+        /// for what is in place
+        threads: ThreadMode = ThreadMode::RunToCompletion,
     }
 }
 
@@ -274,7 +288,8 @@ fn start(module: &NodeModule, params: StartParams, job: &JobHandle) -> Result<St
     let files = EtcdFiles::at(etcd_user_file, etcd_ca_file, etcd_cert_file, etcd_key_file);
     let etcd = EtcdOptions { urls: params.etcd, files };
     let StartParams { allow_plain_network, lease_s, out_after_s, atomic_blocks, .. } = params;
-    let StartParams { read_policy, checksum_cache_bytes, flush_entries, flush_after_ms, .. } = params;
+    let StartParams { read_policy, checksum_cache_bytes, flush_entries, flush_after_ms, threads, .. } =
+        params;
     let params = NodeParams {
         bdev_name,
         log_bdev_name,
@@ -288,6 +303,7 @@ fn start(module: &NodeModule, params: StartParams, job: &JobHandle) -> Result<St
         atomic_blocks,
         read_policy,
         tuning: tuning(checksum_cache_bytes, flush_entries, flush_after_ms)?,
+        threads,
     };
     start_node(module, params, job)
 }
@@ -322,6 +338,10 @@ fn start_node(module: &NodeModule, params: NodeParams, job: &JobHandle) -> Resul
         ..ReplicaSettings::with_lease(u64::from(times.lease_ms) * MS, u64::from(times.grace_ms) * MS)
     };
     let cores = StoreCores::Reactors(&module.reactors);
+    let threads = {
+        let places = (params.node as usize, FIRST_INDEX);
+        store_threads(params.threads, &module.reactors, places, &module.threads)?
+    };
     // Before it listens: a client whose key is unknown reports an error.
     let keys = ClientKeyTable::read(key, &*map).map_err(map_failed)?;
     let own_directory = directory.join(format!("node{}", params.node));
@@ -345,6 +365,7 @@ fn start_node(module: &NodeModule, params: NodeParams, job: &JobHandle) -> Resul
             pools: pools.clone(),
             boot,
             tuning: params.tuning,
+            threads: threads.clone(),
         };
         let started = blocking::block_on(NodeServer::start::<Sockets>(&module.registry, &cores, config, job));
         started.map_err(|_| StoreError::Closed)?

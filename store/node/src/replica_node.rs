@@ -20,6 +20,7 @@ use crate::shard::replication::{Outbox, ReplicaInput, ReplicaOptions, start};
 use crate::shard::scrub_state::ScrubStep;
 use crate::shard::{Reply, ShardHandle, ShardOperation, ShardRequest};
 use crate::spare::{self, SPARE_GROUP};
+use crate::threads::StoreThreads;
 use crate::tuning::StoreTuning;
 use crate::{PartitionStatus, StoreCores, StoreError};
 
@@ -56,6 +57,8 @@ pub struct ReplicaNodeConfig<'a> {
     pub boot: [u8; 16],
     /// How its partitions run.
     pub tuning: StoreTuning,
+    /// Which threads do their work.
+    pub threads: StoreThreads,
     /// The outboxes.
     pub outbox: Arc<MakeOutbox>,
 }
@@ -73,6 +76,7 @@ pub struct ReplicaNode {
     volumes: Arc<VolumeTotals>,
     boot: [u8; 16],
     tuning: StoreTuning,
+    threads: StoreThreads,
     outbox: Arc<MakeOutbox>,
     memory: DeviceMemory,
     partitions: Mutex<Partitions>,
@@ -143,13 +147,15 @@ impl ReplicaNode {
     ) -> Result<ReplicaNode, StoreError> {
         let (mut descriptors, superblock) = open_store(registry, bdevs, config.name, cores).await?;
         descriptors.tuning = config.tuning;
+        config.threads.check(registry, &descriptors.devices())?;
+        descriptors.threads = config.threads.clone();
         descriptors.check_logs_of_replicas()?;
         let durability = descriptors.durability();
         if superblock.checkpoint_blocks == 0 {
             let reason = "the device has a store without replicas: `store_open` opens it";
             return Err(StoreError::Geometry(reason.to_string()));
         }
-        let ReplicaNodeConfig { id, settings, pools, boot, tuning, outbox, .. } = config;
+        let ReplicaNodeConfig { id, settings, pools, boot, tuning, threads, outbox, .. } = config;
         let device = descriptors.data.device().clone();
         let log_device = descriptors.separate_log().map(|log| log.device().clone());
         let memory = DeviceMemory::open(cores, descriptors.clone(), superblock.clone()).await?;
@@ -165,6 +171,7 @@ impl ReplicaNode {
             volumes: Arc::default(),
             boot,
             tuning,
+            threads,
             outbox,
             memory,
             partitions,
@@ -420,6 +427,11 @@ impl ReplicaNode {
     /// How its partitions run.
     pub fn tuning(&self) -> StoreTuning {
         self.tuning
+    }
+
+    /// Which threads do their work.
+    pub fn threads(&self) -> &StoreThreads {
+        &self.threads
     }
 
     /// What its devices remember of its past.

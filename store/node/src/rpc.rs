@@ -11,8 +11,8 @@ use control::{JobHandle, Method, Module, RpcError};
 use reactor::{ReactorHandle, blocking};
 
 use crate::{
-    FormatOptions, ImageInfo, StoreBdevs, StoreCores, StoreError, StoreNode, StoreOptions, StoreTuning,
-    format_device,
+    FormatOptions, ImageInfo, NonPriorityThreads, StoreBdevs, StoreCores, StoreError, StoreNode,
+    StoreOptions, StoreThreads, StoreTuning, ThreadMode, format_device,
 };
 
 /// Stores on the devices of a program, as a [`Module`].
@@ -23,6 +23,8 @@ pub struct StoreModule {
     stores: Mutex<BTreeMap<String, Arc<StoreNode>>>,
     /// Held by each job that changes something: they may take long, and keep no other method waiting.
     changes: Mutex<()>,
+    /// The non-priority threads of its stores, once one has prioritized threads.
+    threads: Mutex<Option<Arc<NonPriorityThreads>>>,
 }
 
 impl StoreModule {
@@ -33,6 +35,7 @@ impl StoreModule {
             reactors: reactors.to_vec(),
             stores: Mutex::default(),
             changes: Mutex::default(),
+            threads: Mutex::default(),
         })
     }
 
@@ -40,11 +43,22 @@ impl StoreModule {
         StoreCores::Reactors(&self.reactors)
     }
 
+    /// Returns when what was closed has released its device.
+    fn settle(&self) -> Result<(), StoreError> {
+        wait(self.cores().settle())?;
+        let threads = sync::lock(&self.threads).clone();
+        let handles = threads.map_or_else(Vec::new, |threads| threads.handles());
+        wait(StoreCores::Reactors(&handles).settle())
+    }
+
     fn find(&self, name: &str) -> Result<Arc<StoreNode>, RpcError> {
         let missing = || RpcError::new(RpcError::ENODEV, format!("no store called {name} is open"));
         sync::lock(&self.stores).get(name).cloned().ok_or_else(missing)
     }
 }
+
+/// Indices of the non-priority threads begin here: a program has fewer reactors.
+const FIRST_INDEX: usize = 1 << 16;
 
 /// Waits on a control thread, which reactors never are.
 fn wait<R>(future: impl Future<Output = Result<R, StoreError>>) -> Result<R, StoreError> {
@@ -99,7 +113,7 @@ impl Module for StoreModule {
                 .text(
                     "Describes the open stores: space, logs, counters and images. Not an SPDK method.",
                     "array of stores with `name`, `base_bdev`, `log_bdev`, `uuid`, `durability`, \
-                     `checksum_cache_limit_bytes`, `partitions` and `images`",
+                     `checksum_cache_limit_bytes`, `threads` with their wake-ups, `partitions` and `images`",
                 )
                 .errors(&[NO_STORE]),
             Method::job("store_image_create", create_image)
@@ -141,6 +155,7 @@ impl Module for StoreModule {
                 "checksum_cache_bytes": store.tuning().checksum_cache_bytes,
                 "flush_entries": store.tuning().flush_entries,
                 "flush_after_ms": store.tuning().flush_after.as_millis() as u64,
+                "threads": store.threads().mode().name(),
             });
             if let Some(log) = store.log_device() {
                 params["log_bdev_name"] = log.name().into();
@@ -235,6 +250,9 @@ control::parameters! {
         flush_entries: u32 = StoreTuning::default().flush_entries,
         /// Time after which an entry is written in place however few there are, at most 60000
         flush_after_ms: u32 ["ms"] = 100,
+        /// Which threads do the work: `run-to-completion`, the core that owns a partition; `prioritized`, a
+        /// priority thread, which is pinned, for the log, and a non-priority thread for what is in place
+        threads: ThreadMode = ThreadMode::RunToCompletion,
     }
 }
 
@@ -260,6 +278,27 @@ pub(crate) fn tuning(
     Ok(StoreTuning { checksum_cache_bytes, flush_entries, flush_after })
 }
 
+/// The threads of a store. Non-priority threads are started when they are first needed, and reactors that are
+/// not pinned get cores from the one with index `first` on. The program's reactors have indices below
+/// `first_index`.
+pub(crate) fn store_threads(
+    mode: ThreadMode,
+    reactors: &[ReactorHandle],
+    (first, first_index): (usize, usize),
+    threads: &Mutex<Option<Arc<NonPriorityThreads>>>,
+) -> Result<StoreThreads, StoreError> {
+    if mode == ThreadMode::RunToCompletion {
+        return Ok(StoreThreads::RunToCompletion);
+    }
+    let mut threads = sync::lock(threads);
+    let started = match &*threads {
+        Some(threads) => threads.clone(),
+        None => NonPriorityThreads::start(reactors, first, first_index)?,
+    };
+    *threads = Some(started.clone());
+    Ok(StoreThreads::Prioritized(started))
+}
+
 fn open(module: &StoreModule, params: OpenParams, job: &JobHandle) -> Result<Value, RpcError> {
     let _changes = sync::lock(&module.changes);
     if sync::lock(&module.stores).contains_key(&params.name) {
@@ -272,7 +311,8 @@ fn open(module: &StoreModule, params: OpenParams, job: &JobHandle) -> Result<Val
     let cores = module.cores();
     let bdevs = StoreBdevs { data: &params.bdev_name, log: params.log_bdev_name.as_deref() };
     let tuning = tuning(params.checksum_cache_bytes, params.flush_entries, params.flush_after_ms)?;
-    let options = StoreOptions { name: &params.name, tuning };
+    let threads = store_threads(params.threads, &module.reactors, (0, FIRST_INDEX), &module.threads)?;
+    let options = StoreOptions { name: &params.name, tuning, threads };
     let store = wait(StoreNode::open(&module.registry, bdevs, options, &cores, job))?;
     let names = store.images().into_iter().map(|image| image.bdev_name).collect();
     sync::lock(&module.stores).insert(params.name, Arc::new(store));
@@ -293,7 +333,7 @@ fn close(module: &StoreModule, params: StoreName, _job: &JobHandle) -> Result<bo
     sync::lock(&module.stores).remove(&params.name);
     drop(store);
     // The device is free for others when this returns.
-    wait(module.cores().settle())?;
+    module.settle()?;
     Ok(true)
 }
 
@@ -364,6 +404,7 @@ fn describe(store: &StoreNode) -> Result<Value, RpcError> {
         "log_bdev": store.log_device().map(|device| device.name()),
         "uuid": Uuid::from_bytes(store.superblock().device).to_string(),
         "durability": store.durability().name(),
+        "threads": store.threads().describe(),
         "checksum_cache_limit_bytes": store.tuning().checksum_cache_bytes,
         "partitions": partitions,
         "images": images,

@@ -34,6 +34,7 @@ use store_link::{Identity, NodeAddress};
 
 use crate::disks::class_of;
 use crate::once::once;
+use crate::threads::StoreThreads;
 use crate::tuning::StoreTuning;
 use crate::{Outbox, PoolOptions, ReplicaNode, ReplicaNodeConfig, StoreBdevs, StoreCores, StoreError};
 use client_limits::ConnectionLimits;
@@ -84,6 +85,8 @@ pub struct NodeServerConfig {
     pub boot: [u8; 16],
     /// How its partitions run.
     pub tuning: StoreTuning,
+    /// Which threads do their work.
+    pub threads: StoreThreads,
 }
 
 /// A node that serves.
@@ -224,8 +227,8 @@ impl NodeServer {
         let (settings, boot) = (config.settings.clone(), config.boot);
         let pools = std::mem::take(&mut config.pools);
         let (lease_ns, grace_ns) = (settings.lease_ns, settings.grace_ns);
-        let tuning = config.tuning;
-        let replicas = ReplicaNodeConfig { name: "node", id, settings, pools, boot, tuning, outbox };
+        let (tuning, threads) = (config.tuning, config.threads.clone());
+        let replicas = ReplicaNodeConfig { name: "node", id, settings, pools, boot, tuning, threads, outbox };
         let bdevs = StoreBdevs { data: &config.bdev_name, log: config.log_bdev_name.as_deref() };
         let opened = ReplicaNode::open(registry, bdevs, cores, replicas, job).await;
         let holder = LeaseHolder {
@@ -350,6 +353,11 @@ impl NodeServer {
     /// What its scrubs do, and did since it started.
     pub(crate) fn scrub_status(&self) -> ScrubStatus {
         sync::lock(&self.report.scrub).clone()
+    }
+
+    /// Which threads do its work.
+    pub(crate) fn threads(&self) -> &StoreThreads {
+        self.report.node.threads()
     }
 
     /// Its connections with TLS and without, and those that were refused because there were too many.

@@ -27,6 +27,7 @@ pub(crate) mod replication;
 mod room;
 mod scrub;
 pub(crate) mod scrub_state;
+mod store_thread;
 mod unplaced;
 
 use std::cell::RefCell;
@@ -55,6 +56,7 @@ use placed::{PlacedBlocks, PlacedWrite};
 use reads::{DeviceRun, ReadState};
 use replication::Replication;
 pub(crate) use room::UsedSpace;
+use store_thread::StoreClient;
 use unplaced::UnplacedMemory;
 
 use crate::disks::{StoreDescriptors, StoreDisks};
@@ -150,6 +152,8 @@ pub(crate) struct Shard {
     pub(crate) stats: ShardStats,
     /// The replica that owns log and objects.
     replication: Option<Box<Replication>>,
+    /// The thread that has the blocks in place and their checksums, if it is not this one.
+    store: Option<StoreClient>,
     used: Arc<UsedSpace>,
 }
 
@@ -231,11 +235,20 @@ pub(crate) async fn start(
     index: u32,
 ) -> Result<ShardHandle, StoreError> {
     let (shard, disks) = load::open(core, descriptors, superblock, index).await?;
-    run(core, shard, disks)
+    run(core, descriptors, index, shard, disks).await
 }
 
 /// Starts the tasks of an open shard.
-fn run(core: &Core, shard: Rc<RefCell<Shard>>, disks: StoreDisks) -> Result<ShardHandle, StoreError> {
+async fn run(
+    core: &Core,
+    descriptors: &StoreDescriptors,
+    index: u32,
+    shard: Rc<RefCell<Shard>>,
+    disks: StoreDisks,
+) -> Result<ShardHandle, StoreError> {
+    if let Some(thread) = descriptors.threads.of_partition(index) {
+        store_thread::attach(core, &shard, descriptors, thread).await?;
+    }
     shard.borrow_mut().update_room();
     let (sector, used) = (shard.borrow().log.sector(), shard.borrow().used.clone());
     let (sender, requests) = core.mailbox(MAILBOX);
@@ -305,6 +318,7 @@ impl Shard {
             is_out_of_space: false,
             stats: ShardStats::default(),
             replication: None,
+            store: None,
             used: Arc::default(),
             core: core.clone(),
         }
@@ -438,7 +452,7 @@ impl Shard {
         let in_log = self.log.sequences();
         let freeable = self.applied_below - in_log.start;
         let is_freeable = is_low && freeable * FREED_SHARE >= in_log.end - in_log.start;
-        if self.is_changed && (is_freeable || self.partition.has_many_changed_checksums()) {
+        if self.is_changed && (is_freeable || self.has_many_changed_checksums()) {
             return Some(BackgroundWork::Checkpoint);
         }
         let is_enough = self.has_enough_to_flush() || is_wanted;
@@ -557,6 +571,7 @@ impl Shard {
         if self.checksums.is_blocked() {
             self.resume_unverified();
         }
+        work += self.take_store_replies();
         while work < REQUESTS_PER_POLL {
             let Some(request) = requests.receive() else { break };
             self.execute(request);
@@ -586,6 +601,9 @@ impl Shard {
     fn submit(&mut self) {
         self.submit_log_writes();
         self.submit_placed_writes();
+        if let Some(store) = &mut self.store {
+            store.send_unsent();
+        }
         if !self.requests.is_empty() {
             self.channel.submit(&mut self.requests);
         }
@@ -605,6 +623,9 @@ impl Shard {
     }
 
     fn deadline(&self) -> Option<u64> {
+        if self.store.as_ref().is_some_and(StoreClient::has_replies) {
+            return Some(0);
+        }
         if !self.is_submitted() || (self.busy_blocks.is_empty() && !self.parked.is_empty()) {
             return Some(0);
         }
@@ -612,6 +633,7 @@ impl Shard {
         // What waits for memory, while no batch in place will try it again.
         let waits = !self.deferred.is_empty() && !self.checkpoint_wanted && self.unplaced.bytes() == 0;
         let waits = waits || (self.unwritten > 0 && self.log_writes == 0) || self.checksums.is_blocked();
+        let waits = waits || self.store.as_ref().is_some_and(StoreClient::has_unsent);
         let retry = waits.then(|| self.core.now_ns() + RETRY_NS);
         let replica =
             self.replication.as_ref().and_then(|replication| replication.deadline(self.core.now_ns()));
@@ -620,15 +642,25 @@ impl Shard {
     }
 
     fn describe(&self) -> PartitionStatus {
+        let mut stats = self.stats;
+        let checksum_cache_bytes = match &self.store {
+            Some(store) => {
+                let (hits, misses) = store.checksum_counts();
+                stats.checksum_hits += hits;
+                stats.checksum_misses += misses;
+                store.checksum_cache_bytes()
+            }
+            None => (self.partition.checksums().cached_blocks() * BLOCK_BYTES) as u64,
+        };
         PartitionStatus {
             space: self.partition.space_use(),
             log_bytes: self.log.capacity(),
             log_used_bytes: self.log.capacity() - self.log.room(),
             entries_to_place: self.committed.len() as u64,
             failed: self.failed.clone(),
-            checksum_cache_bytes: (self.partition.cached_checksum_blocks() * BLOCK_BYTES) as u64,
+            checksum_cache_bytes,
             is_out_of_space: self.is_out_of_space,
-            stats: self.stats,
+            stats,
             replica: self.replication.as_ref().map(|replication| replication.describe()),
         }
     }

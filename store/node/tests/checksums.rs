@@ -15,7 +15,7 @@ use os::clock::VirtualClock;
 use process::{Process, TestDisks};
 use random::WyRand;
 use store_node::{
-    FormatOptions, StoreCores, StoreError, StoreNode, StoreOptions, StoreTuning, format_device,
+    FormatOptions, StoreCores, StoreError, StoreNode, StoreOptions, StoreThreads, StoreTuning, format_device,
 };
 
 /// Reads a block while the pool has memory for one.
@@ -44,6 +44,7 @@ fn a_read_ends_when_it_has_the_last_memory() {
     let options = || StoreOptions {
         name: "s",
         tuning: StoreTuning { checksum_cache_bytes: 0, ..StoreTuning::default() },
+        threads: StoreThreads::default(),
     };
     let (registry, core) = (process.registry.clone(), process.reactor.core());
     let opened = process.run(async move {
@@ -65,7 +66,7 @@ fn a_read_ends_when_it_has_the_last_memory() {
     });
     opened.unwrap();
     // Nothing is in memory.
-    process.reactor.discard();
+    process.discard();
     process = Process::with_memory(&disks, &clock, &mut random, memory());
     let (registry, core) = (process.registry.clone(), process.reactor.core());
     let opened = process.run(async move {
@@ -112,7 +113,7 @@ fn a_read_ends_when_it_has_the_last_memory() {
     // Each object's are in another block of the table, of which one is in memory.
     assert_eq!(status[0].stats.checksum_misses, 4, "{:?}", status[0].stats);
     assert_eq!(status[0].checksum_cache_bytes, 4096);
-    process.reactor.discard();
+    process.discard();
 }
 
 /// What changed is in memory until a checkpoint: with one block of the table, that of 1,024 blocks and one
@@ -131,6 +132,7 @@ fn many_changed_checksums_make_a_checkpoint_however_large_the_log_is() {
         let options = StoreOptions {
             name: "s",
             tuning: StoreTuning { checksum_cache_bytes: 0, ..StoreTuning::default() },
+            threads: StoreThreads::default(),
         };
         let node = StoreNode::open(&registry, "Disk", options, &cores, &job).await?;
         node.create_image("vol", 12 << 20).await?;
@@ -150,5 +152,5 @@ fn many_changed_checksums_make_a_checkpoint_however_large_the_log_is() {
     });
     let checkpoints = run.unwrap();
     assert_eq!((checkpoints[31], checkpoints[34], checkpoints[39]), (0, 1, 1), "{checkpoints:?}");
-    process.reactor.discard();
+    process.discard();
 }

@@ -21,7 +21,8 @@ use process::{Process, TestDisks};
 use random::WyRand;
 use reactor::Core;
 use store_node::{
-    FormatOptions, StoreBdevs, StoreCores, StoreError, StoreNode, StoreOptions, StoreTuning, format_device,
+    FormatOptions, StoreBdevs, StoreCores, StoreError, StoreNode, StoreOptions, StoreThreads, StoreTuning,
+    format_device,
 };
 
 const SEEDS: u64 = 12;
@@ -252,11 +253,13 @@ async fn open(
     bdevs: StoreBdevs<'static>,
     core: Core,
     objects: Objects,
+    threads: StoreThreads,
 ) -> Result<(StoreNode, Vec<AsyncChannel>), StoreError> {
     let (cores, job) = (StoreCores::This(&core), JobHandle::standalone());
     let default = StoreTuning::default();
     let checksum_cache_bytes = if objects == Objects::Thin { default.checksum_cache_bytes } else { 0 };
-    let options = StoreOptions { name: "s", tuning: StoreTuning { checksum_cache_bytes, ..default } };
+    let tuning = StoreTuning { checksum_cache_bytes, ..default };
+    let options = StoreOptions { name: "s", tuning, threads };
     let node = StoreNode::open(&registry, bdevs, options, &cores, &job).await?;
     for (name, bytes) in IMAGES {
         match node.images().iter().any(|image| image.name == name) {
@@ -282,7 +285,8 @@ fn run_round(
     random: &mut WyRand,
 ) -> Result<StoreNode, String> {
     let (registry, core) = (process.registry.clone(), process.reactor.core());
-    let opened = process.run(open(registry, bdevs, core, objects));
+    let threads = process.threads();
+    let opened = process.run(open(registry, bdevs, core, objects, threads));
     let (node, io) = opened.map_err(|error| format!("opening: {error}"))?;
     let core = process.reactor.core();
     for (image, channel) in io.iter().enumerate() {
@@ -337,6 +341,15 @@ enum Objects {
     Allocated,
 }
 
+/// Which threads do the work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Threads {
+    /// One.
+    One,
+    /// A priority thread and a non-priority thread.
+    Prioritized,
+}
+
 /// The disks of a run.
 fn make_disks(seed: u64, bytes: u64, logs: Logs, ignores_fua: bool) -> TestDisks {
     let make = |name: &str, bytes: u64, block_size: u32, ignores_fua: bool| {
@@ -356,7 +369,13 @@ fn make_disks(seed: u64, bytes: u64, logs: Logs, ignores_fua: bool) -> TestDisks
     TestDisks { disk, log }
 }
 
-fn run_seed(seed: u64, logs: Logs, objects: Objects, ignores_fua: bool) -> Result<Counts, String> {
+fn run_seed(
+    seed: u64,
+    logs: Logs,
+    objects: Objects,
+    threads: Threads,
+    ignores_fua: bool,
+) -> Result<Counts, String> {
     let mut random = WyRand::new(seed);
     let clock = VirtualClock::default();
     // Some disks have less space than the load needs.
@@ -367,7 +386,11 @@ fn run_seed(seed: u64, logs: Logs, objects: Objects, ignores_fua: bool) -> Resul
     let bytes = if logs == Logs::Here { bytes } else { bytes - 2 * log_bytes };
     let disks = make_disks(seed, bytes, logs, ignores_fua);
     let bdevs = disks.bdevs();
-    let mut process = Process::start(&disks, &clock, &mut random);
+    let start = match threads {
+        Threads::One => Process::start,
+        Threads::Prioritized => Process::prioritized,
+    };
+    let mut process = start(&disks, &clock, &mut random);
     let (registry, core) = (process.registry.clone(), process.reactor.core());
     let options =
         FormatOptions { partitions: Some(2), log_bytes: Some(log_bytes), ..FormatOptions::default() };
@@ -392,41 +415,50 @@ fn run_seed(seed: u64, logs: Logs, objects: Objects, ignores_fua: bool) -> Resul
                 return Err(format!("{} bytes of checksums are in memory", partition.checksum_cache_bytes));
             }
         }
-        process.reactor.discard();
+        process.discard();
         oracle.borrow_mut().busy.clear();
         disks.fail_power(&mut random);
-        process = Process::start(&disks, &clock, &mut random);
+        process = start(&disks, &clock, &mut random);
     }
-    process.reactor.discard();
+    process.discard();
     let counts = oracle.borrow().counts;
     Ok(counts)
 }
 
 #[test]
 fn acknowledged_writes_survive_power_failures() {
-    survive_power_failures(Logs::Here, Objects::Thin);
+    survive_power_failures(Logs::Here, Objects::Thin, Threads::One);
+}
+
+/// What is in place is with another thread, which may be slower or faster.
+#[test]
+fn acknowledged_writes_survive_power_failures_with_prioritized_threads() {
+    survive_power_failures(Logs::Here, Objects::Thin, Threads::Prioritized);
 }
 
 /// Checksums that are read, evicted and written meanwhile are right.
 #[test]
 fn acknowledged_writes_survive_power_failures_with_most_checksums_on_the_disk() {
-    let misses = survive_power_failures(Logs::Here, Objects::Allocated).checksum_misses;
-    assert!(misses > 10_000, "{misses}");
+    for threads in [Threads::One, Threads::Prioritized] {
+        let misses = survive_power_failures(Logs::Here, Objects::Allocated, threads).checksum_misses;
+        assert!(misses > 10_000, "{misses}");
+    }
 }
 
 /// What is left on the two disks after a power failure differs.
 #[test]
 fn acknowledged_writes_survive_power_failures_with_the_logs_elsewhere() {
-    survive_power_failures(Logs::Elsewhere, Objects::Thin);
+    survive_power_failures(Logs::Elsewhere, Objects::Thin, Threads::One);
+    survive_power_failures(Logs::Elsewhere, Objects::Thin, Threads::Prioritized);
 }
 
 /// Persistent memory writes 8 bytes whole, and no sector: the logs do not rely on that.
 #[test]
 fn acknowledged_writes_survive_power_failures_with_the_logs_on_pmem() {
-    survive_power_failures(Logs::OnPmem, Objects::Thin);
+    survive_power_failures(Logs::OnPmem, Objects::Thin, Threads::One);
 }
 
-fn survive_power_failures(logs: Logs, objects: Objects) -> Counts {
+fn survive_power_failures(logs: Logs, objects: Objects, threads: Threads) -> Counts {
     let seeds = match std::env::var("RINGBOLT_SEED") {
         Ok(seed) => seed.parse().map(|seed: u64| seed..seed + 1).unwrap(),
         Err(_) if objects == Objects::Allocated => 0..SEEDS / 2,
@@ -434,7 +466,7 @@ fn survive_power_failures(logs: Logs, objects: Objects) -> Counts {
     };
     let mut total = Counts::default();
     for seed in seeds {
-        let counts = run_seed(seed, logs, objects, false)
+        let counts = run_seed(seed, logs, objects, threads, false)
             .unwrap_or_else(|error| panic!("RINGBOLT_SEED={seed}: {error}"));
         total.reads += counts.reads;
         total.writes += counts.writes;
@@ -464,11 +496,13 @@ fn survive_power_failures(logs: Logs, objects: Objects) -> Counts {
 /// The test finds a disk that acknowledges the log's writes from its cache.
 #[test]
 fn a_disk_that_ignores_fua_is_found() {
-    for logs in [Logs::Here, Logs::Elsewhere] {
-        let found = (0..SEEDS).find_map(|seed| run_seed(seed, logs, Objects::Thin, true).err());
+    let all = [Threads::One, Threads::Prioritized];
+    for (logs, threads) in [Logs::Here, Logs::Elsewhere].into_iter().zip(all) {
+        let found = (0..SEEDS).find_map(|seed| run_seed(seed, logs, Objects::Thin, threads, true).err());
         println!("found, logs {logs:?}: {}", found.expect("nothing is found"));
     }
     // The disk of the logs alone.
-    let found = (0..SEEDS).find_map(|seed| run_seed(seed, Logs::IgnoringFua, Objects::Thin, false).err());
+    let found = (0..SEEDS)
+        .find_map(|seed| run_seed(seed, Logs::IgnoringFua, Objects::Thin, Threads::One, false).err());
     println!("found: {}", found.expect("nothing is found"));
 }

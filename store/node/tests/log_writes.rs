@@ -19,7 +19,7 @@ use random::WyRand;
 use replica::{ClientReply, ClientRequest, GroupConfig, ReplicaId, ReplicaMessage, ReplicaSettings};
 use store_node::{
     FormatOptions, Outbox, PartitionStatus, PoolOptions, ReplicaFormat, ReplicaHandle, ReplicaInput,
-    ReplicaNode, ReplicaNodeConfig, StoreCores, StoreTuning, format_device, inspect,
+    ReplicaNode, ReplicaNodeConfig, StoreCores, StoreThreads, StoreTuning, format_device, inspect,
 };
 use uuid::Uuid;
 use wire_store::{BLOCK_BYTES, EntryHeader, ObjectId, Operation, crc32c};
@@ -176,6 +176,7 @@ impl LoneNode {
                 pools: vec![(0..u32::MAX, PoolOptions { in_sync_min: 1, class: PoolClass::Disk })],
                 boot: [1; 16],
                 tuning: StoreTuning { checksum_cache_bytes, ..StoreTuning::default() },
+                threads: StoreThreads::default(),
                 outbox: Arc::new(move |_, _| Box::new(AnswersOutbox(outbox.clone()))),
             };
             ReplicaNode::open(&registry, "Paged", &cores, config, &job).await.unwrap()
@@ -280,12 +281,12 @@ fn entries_that_are_appended_together_are_one_request_to_the_device() {
     check_entries(&headers[0].1, 50, true);
 
     let LoneNode { process, .. } = node;
-    process.reactor.discard();
+    process.discard();
     let mut process = Process::start(&disk.into(), &VirtualClock::default(), &mut random);
     let (registry, core) = (process.registry.clone(), process.reactor.core());
     let contents = process.run(async move { inspect(&core, &registry, "Disk", true, |_| ()).await }).unwrap();
     assert_eq!(contents.problems, Vec::<String>::new());
-    process.reactor.discard();
+    process.discard();
 }
 
 /// The option is for devices that do not report what they do; those that do are asked for it with each write.
@@ -304,7 +305,7 @@ fn blocks_are_overwritten_in_place_where_the_device_promises_atomic_writes() {
         let atomic = written.iter().flatten().filter(is_atomic).count();
         let expected = if overwrites && atomic_write_blocks >= 8 { WRITES as usize } else { 0 };
         assert_eq!(atomic, expected, "{in_place} {atomic_write_blocks}");
-        node.process.reactor.discard();
+        node.process.discard();
     }
 }
 
@@ -325,5 +326,5 @@ fn many_changed_checksums_of_a_replica_make_a_checkpoint_however_large_the_log_i
         checkpoints.push(node.status().stats.checkpoints);
     }
     assert_eq!((checkpoints[31], checkpoints[34], checkpoints[39]), (0, 1, 1), "{checkpoints:?}");
-    node.process.reactor.discard();
+    node.process.discard();
 }

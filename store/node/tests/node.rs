@@ -369,6 +369,83 @@ fn flushes_and_reads_are_counted_by_cause() {
     program.stop();
 }
 
+#[test]
+fn prioritized_threads_serve_a_store_and_count_their_wakes() {
+    let program = Program::start();
+    program.format();
+    let params = json!({ "bdev_name": "EE_Malloc0", "name": "s", "threads": "prioritized" });
+    program.call("store_open", params.clone());
+    program.call("store_image_create", json!({ "store": "s", "name": "vol", "size": 32 << 20 }));
+    let saved = program.call("framework_get_config", json!({ "name": "store" }));
+    assert_eq!(saved[0]["params"]["threads"], "prioritized");
+    for index in 0..200 {
+        assert_eq!(program.write(index as usize % 2, index * 129, 64 << 10, index as u8), Status::SUCCESS);
+    }
+    let threads = || program.call("store_get_stores", json!({}))[0]["threads"].clone();
+    let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    while program.count("entries_to_place") > 0 {
+        assert!(std::time::Instant::now() < end, "not within a minute");
+    }
+    for index in 0..200 {
+        let bytes = program.read(index as usize % 2, index * 129, 64 << 10).unwrap();
+        assert!(bytes.iter().all(|byte| u64::from(*byte) == index), "64 KiB from block {}", index * 129);
+    }
+    let threads = threads();
+    assert_eq!(threads["mode"], "prioritized");
+    let wakes = threads["wakes"].as_object().unwrap();
+    let wakes_of = |cause: &str| wakes[cause].as_u64().unwrap();
+    assert!(wakes_of("time") + wakes_of("count") + wakes_of("full_log") > 0, "{threads}");
+    assert!(wakes_of("read") > 0, "{threads}");
+    let placed = |how: &str| threads[how].as_u64().unwrap();
+    let all: u64 = wakes.values().map(|count| count.as_u64().unwrap()).sum();
+    assert_eq!(placed("placed_on_idle_core") + placed("placed_by_kernel"), all, "{threads}");
+    // The reactors have two cores.
+    let has_others = CpuSet::allowed().cpus().len() > 2;
+    assert_eq!(threads["pools_overlap"], !has_others);
+    assert_eq!(placed("placed_on_idle_core") > 0, has_others, "{threads}");
+    // The device is free, and the other mode finds the same.
+    program.close();
+    program.open();
+    for index in 0..200 {
+        let bytes = program.read(0, index * 129, 64 << 10).unwrap();
+        assert!(bytes.iter().all(|byte| u64::from(*byte) == index), "64 KiB from block {}", index * 129);
+    }
+    program.close();
+    program.call("store_open", params);
+    assert!(program.read(0, 0, 64 << 10).unwrap().iter().all(|byte| *byte == 0));
+    program.stop();
+}
+
+#[test]
+fn a_device_that_fails_under_a_non_priority_thread_ends_its_partition_and_loses_nothing() {
+    let program = Program::start();
+    program.format();
+    let params = json!({ "bdev_name": "EE_Malloc0", "name": "s", "threads": "prioritized" });
+    program.call("store_open", params.clone());
+    program.call("store_image_create", json!({ "store": "s", "name": "vol", "size": 32 << 20 }));
+    assert_eq!(program.write(0, 0, 4096, 1), Status::SUCCESS);
+    let reads_from_log = || {
+        assert!(program.read(0, 0, 4096).unwrap().iter().all(|byte| *byte == 1));
+        program.count("reads_from_log")
+    };
+    let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    // Until the last one was of what is in place.
+    while reads_from_log() != reads_from_log() {
+        assert!(std::time::Instant::now() < end, "not within a minute");
+    }
+    // A read of what is in place fails alone, and a flush of a checkpoint with its partition.
+    let failure = FaultInjection::once(Some(Op::Read), FaultAction::Fail(Status::UNRECOVERED_READ_ERROR));
+    error::inject(&program.registry, "EE_Malloc0", failure).unwrap();
+    assert_eq!(program.read(0, 0, 4096).unwrap_err(), Status::UNRECOVERED_READ_ERROR);
+    assert!(program.read(0, 0, 4096).unwrap().iter().all(|byte| *byte == 1));
+    let failure = FaultInjection::once(Some(Op::Flush), FaultAction::Fail(Status::INTERNAL_ERROR));
+    error::inject(&program.registry, "EE_Malloc0", failure).unwrap();
+    program.close();
+    program.call("store_open", params);
+    assert!(program.read(0, 0, 4096).unwrap().iter().all(|byte| *byte == 1));
+    program.stop();
+}
+
 /// A closed store with an image whose first two blocks are written.
 fn with_data() -> Program {
     let program = Program::start();

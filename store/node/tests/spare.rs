@@ -13,7 +13,7 @@ use reactor::{ReactorConfig, Reactors};
 use replica::{ClientReply, GroupConfig, ReplicaId, ReplicaMessage, ReplicaSettings};
 use store_node::{
     FormatOptions, Outbox, PoolOptions, ReplicaFormat, ReplicaNode, ReplicaNodeConfig, StoreBdevs,
-    StoreCores, StoreError, StoreTuning, format_device,
+    StoreCores, StoreError, StoreThreads, StoreTuning, format_device,
 };
 
 /// Of a node that is alone.
@@ -45,6 +45,7 @@ fn open(registry: &Registry, cores: &StoreCores<'_>) -> ReplicaNode {
         pools: Vec::new(),
         boot: [1; 16],
         tuning: StoreTuning::default(),
+        threads: StoreThreads::default(),
         outbox: Arc::new(|_, _| Box::new(NoOutbox)),
     };
     block_on(ReplicaNode::open(registry, "Malloc0", cores, config, &JobHandle::standalone()))

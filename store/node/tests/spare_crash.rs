@@ -19,7 +19,7 @@ use random::WyRand;
 use replica::{ClientReply, GroupConfig, ReplicaId, ReplicaMessage, ReplicaSettings};
 use store_node::{
     FormatOptions, Outbox, PoolOptions, ReplicaFormat, ReplicaNode, ReplicaNodeConfig, StoreCores,
-    StoreTuning, format_device,
+    StoreThreads, StoreTuning, format_device,
 };
 
 const SEEDS: u64 = 24;
@@ -97,7 +97,7 @@ fn format(disk: &CrashDisk, clock: &VirtualClock, random: &mut WyRand) {
     process
         .run(async move { format_device(&registry, "Disk", &StoreCores::This(&core), options, &job).await })
         .unwrap();
-    process.reactor.discard();
+    process.discard();
 }
 
 /// Opens the node, and returns what it has.
@@ -111,6 +111,7 @@ fn open(process: &mut Process) -> Result<(Rc<ReplicaNode>, Replicas), String> {
             pools: vec![(0..u32::MAX, POOL)],
             boot: [1; 16],
             tuning: StoreTuning::default(),
+            threads: StoreThreads::default(),
             outbox: Arc::new(|_, _| Box::new(NoOutbox)),
         };
         let cores = StoreCores::This(&core);
@@ -176,7 +177,7 @@ fn run(seed: u64, counts: &mut Counts) -> Result<(), String> {
         let after = change.apply(&replicas);
         expected = if has_ended { vec![after] } else { vec![replicas, after] };
         drop(node);
-        process.reactor.discard();
+        process.discard();
         disk.fail_power(random.next_bits());
     }
     Ok(())

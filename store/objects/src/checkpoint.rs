@@ -3,21 +3,15 @@
 use wire_store::{BLOCK_BYTES, PartitionLayout, SECTOR_BYTES};
 
 use crate::Partition;
+use crate::block_checksums::BlockChecksums;
 use crate::partition::Changes;
-
-/// A block of metadata to write.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct MetadataWrite {
-    /// The block of the device.
-    pub block: u64,
-    /// Its content.
-    pub bytes: Box<[u8; BLOCK_BYTES]>,
-}
+use crate::plan::MetadataWrite;
 
 /// What a checkpoint writes: checksums, then onodes.
 #[derive(Debug)]
 pub struct Checkpoint {
-    /// Blocks of the device with checksums, in their order: [`Partition::checkpoint_checksums`] has their contents.
+    /// Blocks of the device with checksums, in their order: [`Partition::checkpoint_checksums`] has their
+    /// contents. None if the checksums have another owner.
     pub checksum_blocks: Vec<u64>,
     /// Whether blocks were written for the first time. Then a flush follows the data and the checksums, before the
     /// onodes. It matters for the checksums too: inline data that moved to a block is not in the log.
@@ -39,9 +33,9 @@ impl Partition {
     pub fn begin_checkpoint(&mut self) -> Checkpoint {
         assert!(self.in_checkpoint.is_none(), "a checkpoint is in progress");
         let changes = std::mem::take(&mut self.changed);
-        let checksum_blocks = self.checksums.begin_checkpoint();
+        let checksums = self.checksums.as_mut();
         let checkpoint = Checkpoint {
-            checksum_blocks: checksum_blocks.into_iter().map(|it| self.device_table_block(it)).collect(),
+            checksum_blocks: checksums.map_or_else(Vec::new, BlockChecksums::begin_checkpoint),
             flush_before_onodes: changes.first_write,
             onodes: changes.onode_blocks.iter().map(|block| self.onode_block(*block)).collect(),
         };
@@ -59,8 +53,7 @@ impl Partition {
         block: u64,
         stored: Option<&[u8; BLOCK_BYTES]>,
     ) -> Option<MetadataWrite> {
-        let bytes = self.checksums.checkpoint_bytes(self.table_block(block), stored)?;
-        Some(MetadataWrite { block, bytes })
+        self.checksums_mut().checkpoint_write(block, stored)
     }
 
     /// The checkpoint is durable: extents and onodes that it released are free.
@@ -69,7 +62,7 @@ impl Partition {
     /// If no checkpoint is in progress.
     pub fn finish_checkpoint(&mut self) {
         let changes = self.in_checkpoint.take().expect("a checkpoint is in progress");
-        self.checksums.finish_checkpoint();
+        self.checksums.iter_mut().for_each(BlockChecksums::finish_checkpoint);
         self.free_released(changes);
     }
 
@@ -81,7 +74,7 @@ impl Partition {
     pub fn abort_checkpoint(&mut self) {
         let Changes { onode_blocks, first_write, remapped, released_extents, removed } =
             self.in_checkpoint.take().expect("a checkpoint is in progress");
-        self.checksums.abort_checkpoint();
+        self.checksums.iter_mut().for_each(BlockChecksums::abort_checkpoint);
         self.changed.onode_blocks.extend(onode_blocks);
         self.changed.first_write |= first_write;
         self.changed.remapped.extend(remapped);

@@ -37,10 +37,11 @@
 //!
 //! Memory: about 500 bytes an object, 12 a free onode, the cached blocks of the checksum table, and 4 bytes
 //! for each of those on the device. Changed checksums take about 20 bytes each; when they are many
-//! ([`Partition::has_many_changed_checksums`]), the caller makes a checkpoint.
+//! ([`BlockChecksums::has_many_changes`]), the caller makes a checkpoint.
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod block_checksums;
 mod checkpoint;
 mod checksums;
 mod free;
@@ -50,10 +51,11 @@ mod plan;
 mod redo;
 mod written;
 
-pub use checkpoint::{Checkpoint, MetadataWrite};
+pub use block_checksums::BlockChecksums;
+pub use checkpoint::Checkpoint;
 pub use load::PartitionLoader;
 pub use partition::{Partition, SpaceNeed, SpaceUse};
-pub use plan::{BlockBase, PieceSource, ReadPiece, ReadSource, WritePiece};
+pub use plan::{BlockBase, MetadataWrite, PieceSource, ReadPiece, ReadSource, WritePiece};
 pub use redo::entries_to_redo;
 use wire_store::{DecodeError, ObjectId};
 pub use written::WrittenBlocks;

@@ -6,7 +6,7 @@ use wire_store::{
     BLOCK_BYTES, DecodeError, Onode, OnodeContent, PartitionHeader, PartitionLayout, SECTOR_BYTES, Superblock,
 };
 
-use crate::checksums::ChecksumTable;
+use crate::block_checksums::BlockChecksums;
 use crate::free::UsedExtents;
 use crate::partition::Partition;
 use crate::{MetadataWrite, ObjectsError};
@@ -125,8 +125,7 @@ impl PartitionLoader {
         let index = BTreeMap::from_iter(objects);
         // The lowest place is taken first.
         free_places.reverse();
-        let table_blocks = (self.layout.extents_start - self.layout.checksums_start) as usize;
-        let checksums = ChecksumTable::new(table_blocks, checksum_blocks_max);
+        let checksums = BlockChecksums::new(start, self.layout, checksum_blocks_max);
         Ok(Partition::new(start, self.layout, self.onodes, index, free_places, used.into_free(), checksums))
     }
 }

@@ -10,7 +10,7 @@ use wire_store::{
     ObjectBlockMap, ObjectId, Onode, OnodeContent, Operation, PartitionLayout,
 };
 
-use crate::checksums::ChecksumTable;
+use crate::block_checksums::BlockChecksums;
 use crate::free::FreeExtents;
 use crate::{ObjectsError, ReadPiece, ReadSource, WritePiece};
 
@@ -23,7 +23,8 @@ pub struct Partition {
     index: BTreeMap<ObjectId, u32>,
     free_places: Vec<u32>,
     free: FreeExtents,
-    pub(crate) checksums: ChecksumTable,
+    /// `None` once they are detached.
+    pub(crate) checksums: Option<BlockChecksums>,
     /// What changed since the last checkpoint began.
     pub(crate) changed: Changes,
     /// What the checkpoint in progress makes durable.
@@ -110,7 +111,7 @@ impl Partition {
         index: BTreeMap<ObjectId, u32>,
         free_places: Vec<u32>,
         free: FreeExtents,
-        checksums: ChecksumTable,
+        checksums: BlockChecksums,
     ) -> Partition {
         Partition {
             start,
@@ -119,7 +120,7 @@ impl Partition {
             index,
             free_places,
             free,
-            checksums,
+            checksums: Some(checksums),
             changed: Changes::default(),
             in_checkpoint: None,
         }
@@ -189,13 +190,39 @@ impl Partition {
         Ok(SpaceNeed { extents: extents as u32, onodes: onode.is_none().into() })
     }
 
-    /// The CRC32C of a written block of the device; `None` if it is not in memory: then the caller reads its
-    /// [`checksum_block`](Self::checksum_block).
+    /// The checksums of its blocks.
+    ///
+    /// # Panics
+    /// If they were [detached](Self::detach_checksums).
+    pub fn checksums(&self) -> &BlockChecksums {
+        self.checksums.as_ref().expect("the checksums are not detached")
+    }
+
+    /// The same, to be changed.
+    ///
+    /// # Panics
+    /// As [`checksums`](Self::checksums).
+    pub fn checksums_mut(&mut self) -> &mut BlockChecksums {
+        self.checksums.as_mut().expect("the checksums are not detached")
+    }
+
+    /// Hands the checksums to another owner, while no checkpoint is in progress. From now on checkpoints of
+    /// the partition have no blocks of the checksum table: the owner makes those durable in the same order,
+    /// between the data and the onodes.
+    ///
+    /// # Panics
+    /// If a checkpoint is in progress, or they are detached.
+    pub fn detach_checksums(&mut self) -> BlockChecksums {
+        assert!(self.in_checkpoint.is_none(), "a checkpoint is in progress");
+        self.checksums.take().expect("the checksums are not detached")
+    }
+
+    /// The CRC32C of a written block of the device: [`BlockChecksums::get`].
     ///
     /// # Panics
     /// If the block does not belong to an extent of the partition.
     pub fn checksum(&self, block: u64) -> Option<u32> {
-        self.checksums.get(self.data_block(block))
+        self.checksums().get(block)
     }
 
     /// Sets the CRC32C of a block that the caller writes.
@@ -203,80 +230,23 @@ impl Partition {
     /// # Panics
     /// If the block does not belong to an extent of the partition.
     pub fn set_checksum(&mut self, block: u64, crc32c: u32) {
-        self.checksums.set(self.data_block(block), crc32c);
+        self.checksums_mut().set(block, crc32c);
     }
 
-    /// The block of the device that has a block's checksum.
+    /// The block of the device that has a block's checksum: [`BlockChecksums::table_block`].
     ///
     /// # Panics
     /// If the block does not belong to an extent of the partition.
     pub fn checksum_block(&self, block: u64) -> u64 {
-        self.device_table_block((self.data_block(block) / PartitionLayout::CHECKSUMS_PER_BLOCK) as u32)
+        self.checksums().table_block(block)
     }
 
-    /// Begins to read a block of the checksum table, at any time; whether it is neither in memory nor being read.
-    /// [`finish_load`](Self::finish_load) or [`cancel_load`](Self::cancel_load) follows.
-    ///
-    /// # Panics
-    /// If the block does not belong to the checksum table.
-    pub fn begin_load(&mut self, checksum_block: u64) -> bool {
-        self.checksums.begin_load(self.table_block(checksum_block))
-    }
-
-    /// Takes a block of the checksum table whose read was begun. It is in memory until others are taken.
-    ///
-    /// # Panics
-    /// If the block does not belong to the checksum table.
-    pub fn finish_load(&mut self, checksum_block: u64, bytes: &[u8; BLOCK_BYTES]) {
-        self.checksums.finish_load(self.table_block(checksum_block), bytes);
-    }
-
-    /// The read of a block of the checksum table failed, or was not possible.
-    ///
-    /// # Panics
-    /// If the block does not belong to the checksum table.
-    pub fn cancel_load(&mut self, checksum_block: u64) {
-        self.checksums.cancel_load(self.table_block(checksum_block));
-    }
-
-    /// Takes a block of the checksum table that was read while no checkpoint was finished or aborted, for callers that do
-    /// nothing else meanwhile.
+    /// Takes a block of the checksum table: [`BlockChecksums::take_stored`].
     ///
     /// # Panics
     /// If the block does not belong to the checksum table.
     pub fn take_checksums(&mut self, checksum_block: u64, bytes: &[u8; BLOCK_BYTES]) {
-        self.checksums.cache_stored(self.table_block(checksum_block), bytes);
-    }
-
-    /// Whether so many checksums changed since the last checkpoint began that one is due: changes are in memory.
-    pub fn has_many_changed_checksums(&self) -> bool {
-        self.checksums.has_many_changes()
-    }
-
-    /// Blocks of the checksum table that are in memory.
-    pub fn cached_checksum_blocks(&self) -> usize {
-        self.checksums.cached()
-    }
-
-    /// Index in the checksum table of a block of the device.
-    fn data_block(&self, block: u64) -> u64 {
-        let index = block.checked_sub(self.start + self.layout.extents_start);
-        let blocks = u64::from(self.layout.extents) * BLOCKS_PER_EXTENT as u64;
-        let index = index.filter(|index| *index < blocks);
-        index.unwrap_or_else(|| panic!("block {block} is not in an extent of the partition"))
-    }
-
-    /// The block of the device of a block of the checksum table.
-    pub(crate) fn device_table_block(&self, index: u32) -> u64 {
-        self.start + self.layout.checksums_start + u64::from(index)
-    }
-
-    /// Index of a block of the checksum table.
-    pub(crate) fn table_block(&self, block: u64) -> u32 {
-        let index = block.checked_sub(self.start + self.layout.checksums_start);
-        let blocks = self.layout.extents_start - self.layout.checksums_start;
-        let index = index.filter(|index| *index < blocks);
-        index.unwrap_or_else(|| panic!("block {block} is not in the checksum table")) as u32
+        self.checksums_mut().take_stored(checksum_block, bytes);
     }
 
     /// The block of the device for a whole block of an object, if it was written; `durable` if a crash leaves it there.

@@ -1,5 +1,7 @@
 //! What the caller reads and writes to perform an operation.
 
+use wire_store::BLOCK_BYTES;
+
 /// A write to the device: whole blocks, or one block that is changed in part.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WritePiece {
@@ -63,4 +65,13 @@ pub enum ReadSource {
         /// Offset in the first block, in bytes.
         skip: u32,
     },
+}
+
+/// A block of metadata to write.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MetadataWrite {
+    /// The block of the device.
+    pub block: u64,
+    /// Its content.
+    pub bytes: Box<[u8; BLOCK_BYTES]>,
 }

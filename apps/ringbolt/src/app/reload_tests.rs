@@ -121,7 +121,7 @@ const ACTIONS: &[&str] = &[
 fn elsewhere() -> Vec<(&'static str, Value, Value)> {
     let node = json!({ "bdev_name": "M0", "cluster": "/c", "node": 3, "listen": "127.0.0.1:0",
         "allow_plain_network": false, "lease_s": 5, "out_after_s": 600, "atomic_blocks": false,
-        "read_policy": "overlay", "flush_entries": 16, "flush_after_ms": 100,
+        "read_policy": "overlay", "flush_entries": 16, "flush_after_ms": 100, "threads": "run-to-completion",
         "checksum_cache_bytes": store_node::StoreTuning::default().checksum_cache_bytes });
     vec![
         (

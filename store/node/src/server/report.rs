@@ -72,6 +72,7 @@ impl NodeReport {
             "replicas": status.iter().filter_map(describe).collect::<Vec<_>>(),
             "volumes": volumes(&self.node),
             "checksum_cache_limit_bytes": self.node.tuning().checksum_cache_bytes,
+            "threads": self.node.threads().describe(),
             "spare_partitions": self.node.spare_partitions(),
             "failed_partitions": self.node.failed_partitions().into_iter().map(failed).collect::<Vec<_>>(),
             "refused": sync::lock(&self.refused).iter().map(refused).collect::<Vec<_>>(),

@@ -1,7 +1,5 @@
 //! Entries that are appended to the log: what they hold until they are in place.
 
-use std::rc::Rc;
-
 use dma::Buffer;
 use objects::SpaceNeed;
 use oplog::EntryPlace;
@@ -19,7 +17,10 @@ impl Shard {
             self.place(&header, &buffer.as_slice()[EntryHeader::SIZE..][..header.data_bytes()]);
         buffer.as_mut_slice()[..EntryHeader::SIZE].copy_from_slice(&bytes);
         let to_write = buffer.share();
-        let data = if header.data_bytes() > 0 { EntryData::Logged(Rc::new(buffer)) } else { EntryData::None };
+        let data = match header.data_bytes() {
+            0 => EntryData::None,
+            _ => EntryData::logged(buffer, self.store.is_some()),
+        };
         self.reserve(&header, need);
         let bytes = Some(EntryBytes::All(to_write));
         self.unacknowledged.push_back(UnacknowledgedEntry {

@@ -9,8 +9,10 @@ use std::collections::BTreeMap;
 use bdev::{Completion, Request};
 use block_io::{Payload, Tag};
 use dma::{Buffer, Data};
+use objects::BlockChecksums;
 use wire_store::{BLOCK_BYTES, crc32c};
 
+use super::in_place::ChecksumOwner;
 use super::reads::{DeviceRun, ReadState};
 use super::{DeviceIo, Reply, Shard};
 use crate::StoreError;
@@ -77,7 +79,7 @@ impl Shard {
 
     /// Begins to read a block of the checksum table that is neither in memory nor being read.
     fn load_checksums(&mut self, table_block: u64) {
-        if !self.partition.begin_load(table_block) {
+        if !self.partition.checksums_mut().begin_load(table_block) {
             return;
         }
         let buffer = self.core.pool().take(BLOCK_BYTES).or_else(|| self.checksums.spare.take());
@@ -89,7 +91,7 @@ impl Shard {
                 self.requests.push(Request::read(Tag(slot.to_bits()), lba, blocks as u32, buffer));
             }
             rejected => {
-                self.partition.cancel_load(table_block);
+                self.partition.checksums_mut().cancel_load(table_block);
                 self.checksums.is_blocked = true;
                 if let Some((buffer, _)) = rejected {
                     self.checksums.spare.get_or_insert(buffer);
@@ -105,8 +107,10 @@ impl Shard {
             unreachable!("a read of one block has one buffer");
         };
         match buffer.as_slice().first_chunk() {
-            Some(bytes) if status.is_success() => self.partition.finish_load(table_block, bytes),
-            _ => self.partition.cancel_load(table_block),
+            Some(bytes) if status.is_success() => {
+                self.partition.checksums_mut().finish_load(table_block, bytes)
+            }
+            _ => self.partition.checksums_mut().cancel_load(table_block),
         }
         self.checksums.spare.get_or_insert(buffer);
         for unverified in self.checksums.waiting.remove(&table_block).unwrap_or_default() {
@@ -154,22 +158,30 @@ impl Shard {
     }
 }
 
+impl ChecksumOwner for RefCell<Shard> {
+    fn with<R>(&self, work: impl FnOnce(&mut BlockChecksums) -> R) -> R {
+        work(self.borrow_mut().partition.checksums_mut())
+    }
+
+    fn count_miss(&self) {
+        self.borrow_mut().stats.checksum_misses += 1;
+    }
+}
+
 /// The checksum of a block, for the background task: no checkpoint is finished meanwhile.
 pub(super) async fn stored_checksum(
-    shard: &RefCell<Shard>,
+    owner: &impl ChecksumOwner,
     device: &StoreDevice,
     block: u64,
 ) -> Result<u32, StoreError> {
-    let (found, table_block) = {
-        let shard = shard.borrow();
-        (shard.partition.checksum(block), shard.partition.checksum_block(block))
-    };
+    let (found, table_block) = owner.with(|checksums| (checksums.get(block), checksums.table_block(block)));
     if let Some(found) = found {
         return Ok(found);
     }
     let bytes = device.read_block(table_block).await?;
-    let mut shard = shard.borrow_mut();
-    shard.stats.checksum_misses += 1;
-    shard.partition.take_checksums(table_block, &bytes);
-    Ok(shard.partition.checksum(block).expect("its block of the table was taken"))
+    owner.count_miss();
+    Ok(owner.with(|checksums| {
+        checksums.take_stored(table_block, &bytes);
+        checksums.get(block).expect("its block of the table was taken")
+    }))
 }

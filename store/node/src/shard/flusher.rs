@@ -7,13 +7,15 @@ use std::task::Poll;
 use objects::{MetadataWrite, ObjectsError};
 use wire_store::{BLOCK_BYTES, EntryHeader};
 
-use super::in_place::InPlaceBatch;
+use super::in_place::{ChecksumOwner, InPlaceBatch};
 use super::overlay::EntryData;
 use super::replication::RecordWrite;
-use super::{Shard, replication};
+use super::store_thread::{SentBatch, StoreRequest};
+use super::{Shard, replication, store_thread};
 use crate::StoreError;
 use crate::device::{StoreDevice, join_all};
 use crate::disks::StoreDisks;
+use crate::threads::WakeCause;
 
 /// Most entries of a batch.
 pub(super) const BATCH_ENTRIES_MAX: usize = 1024;
@@ -59,7 +61,10 @@ pub(super) async fn run(shard: Rc<RefCell<Shard>>, disks: StoreDisks) {
             BackgroundWork::Settle => replication::settle(&shard, &disks).await,
             BackgroundWork::Free => replication::free(&shard, disks.log()).await,
             BackgroundWork::Reset => replication::reset(&shard, &disks).await,
-            BackgroundWork::End => return shard.borrow_mut().ended(),
+            BackgroundWork::End => {
+                store_thread::close(&shard).await;
+                return shard.borrow_mut().ended();
+            }
         };
         probe::probe!(ringbolt, store_work_end, Rc::as_ptr(&shard), work as usize, result.is_err());
         if let Err(error) = result {
@@ -70,7 +75,7 @@ pub(super) async fn run(shard: Rc<RefCell<Shard>>, disks: StoreDisks) {
 
 /// Writes the oldest committed entries in place.
 async fn flush(shard: &RefCell<Shard>, device: &StoreDevice) -> Result<(), StoreError> {
-    let (batch, entries, verify) = {
+    let (batch, entries, verify, cause) = {
         let mut shard = shard.borrow_mut();
         let by_count = shard.has_enough_to_flush();
         let by_time = !by_count && shard.is_flush_due();
@@ -98,9 +103,15 @@ async fn flush(shard: &RefCell<Shard>, device: &StoreDevice) -> Result<(), Store
         shard.stats.entries_in_place += entries.len() as u64;
         let first = entries.first().map_or(0, |entry| entry.header.sequence);
         let verify = shard.replication.as_ref().is_none_or(|replication| replication.is_verified(first));
-        (batch, entries, verify)
+        let cause = match (by_count, by_time, shard.waiting_for_flush.is_empty()) {
+            (true, ..) => WakeCause::Count,
+            (_, true, _) => WakeCause::Time,
+            (_, _, false) => WakeCause::WaitingRead,
+            _ => WakeCause::FullLog,
+        };
+        (batch, entries, verify, cause)
     };
-    batch.write(shard, device, verify).await?;
+    write_batch(shard, device, batch, verify, cause).await?;
     let mut shard = shard.borrow_mut();
     for entry in &entries {
         shard.unplaced.remove(entry.bytes);
@@ -118,6 +129,22 @@ async fn flush(shard: &RefCell<Shard>, device: &StoreDevice) -> Result<(), Store
     shard.update_room();
     shard.resume();
     Ok(())
+}
+
+/// Writes a batch, on the thread that has the blocks of the partition.
+async fn write_batch(
+    shard: &RefCell<Shard>,
+    device: &StoreDevice,
+    batch: InPlaceBatch,
+    verify: bool,
+    cause: WakeCause,
+) -> Result<(), StoreError> {
+    let is_here = shard.borrow().store.is_none();
+    if is_here || batch.is_empty() {
+        return batch.write(shard, device, verify).await;
+    }
+    let batch = SentBatch::new(batch);
+    store_thread::perform(shard, cause, |done| StoreRequest::Batch { batch, verify, done }).await
 }
 
 /// Applies entries to the metadata, until one finds no room; returns the blocks to write, and the number of
@@ -179,9 +206,12 @@ pub(super) async fn begin_checkpoint(
         let record = shard.replication.as_mut().map(|replication| replication.next_record(&unsettled));
         (shard.partition.begin_checkpoint(), record, readers)
     };
-    let blocks = checkpoint.checksum_blocks.iter();
-    let writes = blocks.map(|block| write_checksums(shard, device, *block));
-    join_all(METADATA_WRITES_MAX, writes).await?;
+    if shard.borrow().store.is_some() {
+        let request = |done| StoreRequest::Checkpoint { checkpoint, done };
+        store_thread::perform(shard, WakeCause::Checkpoint, request).await?;
+        return Ok((record, readers));
+    }
+    write_checksum_blocks(shard, device, &checkpoint.checksum_blocks).await?;
     if checkpoint.flush_before_onodes {
         device.flush().await?;
     }
@@ -214,21 +244,36 @@ pub(super) async fn end_checkpoint(shard: &RefCell<Shard>, readers: Rc<()>) -> R
     Ok(())
 }
 
+/// Writes blocks of the checksum table for a checkpoint.
+pub(super) async fn write_checksum_blocks(
+    owner: &impl ChecksumOwner,
+    device: &StoreDevice,
+    blocks: &[u64],
+) -> Result<(), StoreError> {
+    let writes = blocks.iter().map(|block| write_checksums(owner, device, *block));
+    join_all(METADATA_WRITES_MAX, writes).await
+}
+
 /// Writes a block of the checksum table, with what the device has of it if it is not in memory.
-async fn write_checksums(shard: &RefCell<Shard>, device: &StoreDevice, block: u64) -> Result<(), StoreError> {
-    let cached = shard.borrow_mut().partition.checkpoint_checksums(block, None);
+async fn write_checksums(
+    owner: &impl ChecksumOwner,
+    device: &StoreDevice,
+    block: u64,
+) -> Result<(), StoreError> {
+    let cached = owner.with(|checksums| checksums.checkpoint_write(block, None));
     let write = match cached {
         Some(write) => write,
         None => {
             let stored = device.read_block(block).await?;
-            let write = shard.borrow_mut().partition.checkpoint_checksums(block, Some(&stored));
+            let write = owner.with(|checksums| checksums.checkpoint_write(block, Some(&stored)));
             write.expect("the stored block is given")
         }
     };
     device.write(block * BLOCK_BYTES as u64, &write.bytes[..]).await
 }
 
-async fn write_metadata(device: &StoreDevice, writes: &[MetadataWrite]) -> Result<(), StoreError> {
+/// Writes blocks of metadata.
+pub(super) async fn write_metadata(device: &StoreDevice, writes: &[MetadataWrite]) -> Result<(), StoreError> {
     let write = |write: &MetadataWrite| {
         let MetadataWrite { block, bytes } = write.clone();
         async move { device.write(block * BLOCK_BYTES as u64, &bytes[..]).await }

@@ -1,14 +1,12 @@
 //! Writing entries in place: the blocks that a batch of them changes, each written once.
 
-use std::cell::RefCell;
 use std::collections::BTreeMap;
 
-use objects::{BlockBase, PieceSource, WritePiece};
+use objects::{BlockBase, BlockChecksums, PieceSource, WritePiece};
 use wire_store::{BLOCK_BYTES, crc32c};
 
-use super::Shard;
 use super::checksums::stored_checksum;
-use super::overlay::{ByteSource, EntryData};
+use super::overlay::EntryData;
 use crate::StoreError;
 use crate::device::{StoreDevice, join_all};
 
@@ -18,9 +16,13 @@ const WRITE_BLOCKS_MAX: usize = 64;
 
 /// The blocks that entries change.
 #[derive(Default)]
-pub(super) struct InPlaceBatch(BTreeMap<u64, BlockChange>);
+pub(super) struct InPlaceBatch {
+    pub(super) blocks: BTreeMap<u64, BlockChange>,
+    /// The data of the entries.
+    pub(super) data: Vec<EntryData>,
+}
 
-struct BlockChange {
+pub(super) struct BlockChange {
     base: BlockBase,
     patches: Vec<Patch>,
 }
@@ -28,30 +30,52 @@ struct BlockChange {
 struct Patch {
     skip: u32,
     length: u32,
-    source: ByteSource,
+    source: PatchSource,
+}
+
+/// Where the bytes of a patch come from.
+#[derive(Clone, Copy)]
+enum PatchSource {
+    Zeroes,
+    /// The data with this index, from this offset.
+    Data(u32, u32),
+}
+
+/// Where the checksums of a partition are.
+pub(super) trait ChecksumOwner {
+    /// Reads or changes them.
+    fn with<R>(&self, work: impl FnOnce(&mut BlockChecksums) -> R) -> R;
+
+    /// One was not in memory.
+    fn count_miss(&self);
 }
 
 impl InPlaceBatch {
     /// Adds the pieces of the next entry, but for blocks that are not to be changed.
     pub(super) fn add(&mut self, pieces: &[WritePiece], data: &EntryData, skips: impl Fn(u64) -> bool) {
+        if pieces.is_empty() {
+            return;
+        }
+        let entry = self.data.len() as u32;
+        self.data.push(data.clone());
         for piece in pieces {
             let mut from = 0;
             for block in piece.block..piece.block + u64::from(piece.blocks) {
                 let length = (piece.length - from).min(BLOCK_BYTES as u32 - piece.skip);
                 let source = match piece.source {
-                    PieceSource::Data(at) => ByteSource::Data(data.clone(), at + from),
-                    PieceSource::Zeroes => ByteSource::Zeroes,
+                    PieceSource::Data(at) => PatchSource::Data(entry, at + from),
+                    PieceSource::Zeroes => PatchSource::Zeroes,
                 };
                 from += length;
                 if skips(block) {
                     continue;
                 }
                 let patch = (length > 0).then_some(Patch { skip: piece.skip, length, source });
-                match (&piece.base, self.0.get_mut(&block)) {
+                match (&piece.base, self.blocks.get_mut(&block)) {
                     (BlockBase::Stored, Some(change)) => change.patches.extend(patch),
                     (base, _) => {
                         let patches = patch.into_iter().collect();
-                        self.0.insert(block, BlockChange { base: base.clone(), patches });
+                        self.blocks.insert(block, BlockChange { base: base.clone(), patches });
                     }
                 }
             }
@@ -60,18 +84,23 @@ impl InPlaceBatch {
 
     /// The blocks.
     pub(super) fn blocks(&self) -> impl Iterator<Item = u64> {
-        self.0.keys().copied()
+        self.blocks.keys().copied()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.blocks.is_empty()
     }
 
     /// Writes the blocks, and sets their checksums. Blocks that keep bytes are read first, and verified if `verify`.
     pub(super) async fn write(
         self,
-        shard: &RefCell<Shard>,
+        checksums: &impl ChecksumOwner,
         device: &StoreDevice,
         verify: bool,
     ) -> Result<(), StoreError> {
         let mut runs: Vec<Vec<(u64, BlockChange)>> = Vec::new();
-        for (block, change) in self.0 {
+        let InPlaceBatch { blocks, data } = self;
+        for (block, change) in blocks {
             match runs.last_mut() {
                 Some(run) if run.len() < WRITE_BLOCKS_MAX && run[0].0 + run.len() as u64 == block => {
                     run.push((block, change));
@@ -79,14 +108,16 @@ impl InPlaceBatch {
                 _ => runs.push(vec![(block, change)]),
             }
         }
-        join_all(WRITES_MAX, runs.into_iter().map(|run| write_run(run, shard, device, verify))).await
+        join_all(WRITES_MAX, runs.into_iter().map(|run| write_run(run, &data, checksums, device, verify)))
+            .await
     }
 }
 
 /// Writes adjacent blocks.
 async fn write_run(
     run: Vec<(u64, BlockChange)>,
-    shard: &RefCell<Shard>,
+    data: &[EntryData],
+    checksums: &impl ChecksumOwner,
     device: &StoreDevice,
     verify: bool,
 ) -> Result<(), StoreError> {
@@ -103,7 +134,7 @@ async fn write_run(
             }
             BlockBase::Stored => {
                 let stored = device.read(block * BLOCK_BYTES as u64, BLOCK_BYTES).await?;
-                if verify && crc32c(stored.as_slice()) != stored_checksum(shard, device, *block).await? {
+                if verify && crc32c(stored.as_slice()) != stored_checksum(checksums, device, *block).await? {
                     return Err(StoreError::Checksum { block: *block });
                 }
                 buffer.as_mut_slice()[range.clone()].copy_from_slice(stored.as_slice());
@@ -111,9 +142,16 @@ async fn write_run(
         }
         let out = &mut buffer.as_mut_slice()[range];
         for patch in &change.patches {
-            patch.source.copy_to(&mut out[patch.skip as usize..(patch.skip + patch.length) as usize]);
+            let out = &mut out[patch.skip as usize..(patch.skip + patch.length) as usize];
+            match patch.source {
+                PatchSource::Zeroes => out.fill(0),
+                PatchSource::Data(entry, from) => {
+                    out.copy_from_slice(&data[entry as usize].bytes_from(from)[..out.len()]);
+                }
+            }
         }
-        shard.borrow_mut().partition.set_checksum(*block, crc32c(out));
+        let crc32c = crc32c(out);
+        checksums.with(|checksums| checksums.set(*block, crc32c));
     }
     device.write_buffer(run[0].0 * BLOCK_BYTES as u64, buffer).await
 }

@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use objects::{ObjectsError, Partition, PartitionLoader, entries_to_redo};
 use oplog::{Log, LogDamage, LogRecovery, RecoveredEntries};
@@ -66,7 +67,7 @@ async fn redo(
 ) -> Result<(), StoreError> {
     let to_redo = entries_to_redo(entries).map(|(entry, data)| {
         let data =
-            if data.is_empty() { EntryData::None } else { EntryData::Recovered(Rc::new(data.clone())) };
+            if data.is_empty() { EntryData::None } else { EntryData::Recovered(Arc::new(data.clone())) };
         (entry.clone(), data)
     });
     let to_redo: Vec<_> = to_redo.collect();

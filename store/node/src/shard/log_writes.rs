@@ -193,7 +193,7 @@ impl Shard {
             self.fail(&StoreError::Io { what: "write in place", offset, status });
         }
         if self.failed.is_none() {
-            self.partition.set_checksum(block, data_crc32c);
+            self.set_checksum(block, data_crc32c);
             self.is_changed = true;
             self.placed.written += 1;
             self.log_written(&[place]);

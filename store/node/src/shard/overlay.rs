@@ -1,9 +1,11 @@
 //! What the log has that is not in place yet: by object, which bytes come from which entry.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
+use std::sync::Arc;
 
-use dma::Buffer;
+use dma::{Buffer, Data, Parcel};
 use foldhash::HashMap;
 use wire_store::{EntryHeader, ObjectId};
 
@@ -12,18 +14,56 @@ use wire_store::{EntryHeader, ObjectId};
 pub(crate) enum EntryData {
     /// None: the operation has no data.
     None,
-    /// As it was logged: the entry's header, the data, padding.
-    Logged(Rc<Buffer>),
-    /// As it was found in the log after a crash.
-    Recovered(Rc<Vec<u8>>),
+    /// As it was logged.
+    Logged(Rc<LoggedEntry>),
+    /// As it was found in the log after a crash, or in a copy.
+    Recovered(Arc<Vec<u8>>),
+}
+
+/// The memory of an entry of the log: its header, the data, padding.
+pub(crate) struct LoggedEntry {
+    buffer: Buffer,
+    /// The same, for the thread that writes it in place, if that is another one.
+    to_send: Cell<Option<Buffer>>,
+}
+
+impl std::fmt::Debug for LoggedEntry {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Debug::fmt(&self.buffer, f)
+    }
+}
+
+/// The data of an entry on its way to another thread.
+pub(crate) enum SentData {
+    None,
+    Logged(Parcel),
+    Recovered(Arc<Vec<u8>>),
 }
 
 impl EntryData {
+    /// That of an entry with this memory. If it `is_sent`, [`send`](Self::send) is called once.
+    pub(crate) fn logged(mut buffer: Buffer, is_sent: bool) -> EntryData {
+        let to_send = Cell::new(is_sent.then(|| buffer.share()));
+        EntryData::Logged(Rc::new(LoggedEntry { buffer, to_send }))
+    }
+
+    /// The data for another thread, while this one still reads it.
+    pub(crate) fn send(&self) -> SentData {
+        match self {
+            EntryData::None => SentData::None,
+            EntryData::Logged(entry) => {
+                let shared = entry.to_send.take().expect("an entry goes in place once");
+                SentData::Logged(Data::One(shared).into_parcel())
+            }
+            EntryData::Recovered(bytes) => SentData::Recovered(bytes.clone()),
+        }
+    }
+
     /// The data from `offset` on, and what follows it in memory.
     pub(crate) fn bytes_from(&self, offset: u32) -> &[u8] {
         match self {
             EntryData::None => &[],
-            EntryData::Logged(buffer) => &buffer.as_slice()[EntryHeader::SIZE + offset as usize..],
+            EntryData::Logged(entry) => &entry.buffer.as_slice()[EntryHeader::SIZE + offset as usize..],
             EntryData::Recovered(bytes) => &bytes[offset as usize..],
         }
     }
@@ -168,7 +208,7 @@ mod tests {
                 } else {
                     let bytes = oracle[start..end].iter_mut().zip(&data);
                     bytes.for_each(|(byte, data)| *byte = Some((sequence, *data)));
-                    ByteSource::Data(EntryData::Recovered(Rc::new(data)), 0)
+                    ByteSource::Data(EntryData::Recovered(Arc::new(data)), 0)
                 };
                 overlay.insert(ID, start as u32..end as u32, sequence, source);
                 let from = random.below(63) as usize;

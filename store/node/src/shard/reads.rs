@@ -4,13 +4,15 @@ use std::rc::Rc;
 
 use bdev::{Completion, Request};
 use block_io::{Payload, Status, Tag};
-use dma::{Buffer, Data};
+use dma::{Buffer, Data, Parcel};
 use objects::{ReadPiece, ReadSource};
 use wire_store::{BLOCK_BYTES, ObjectId};
 
 use super::checksums::UnverifiedRead;
 use super::overlay::Segment;
+use super::store_thread::{StoreRead, StoreRequest};
 use super::{DeviceIo, Reply, Shard};
+use crate::threads::WakeCause;
 
 /// Lists of runs that are kept for later reads.
 const SPARE_RUNS_MAX: usize = 256;
@@ -172,6 +174,9 @@ impl Shard {
         let (lba, blocks) = (run.block * BLOCK_BYTES as u64 / block_bytes, bytes as u64 / block_bytes);
         // The whole read at once goes into its result; else through a buffer of the blocks.
         let is_direct = run.length == read.length && bytes == run.length as usize;
+        if self.store.is_some() {
+            return self.send_read(read, is_direct);
+        }
         let buffer = if is_direct { read.result.take() } else { self.core.pool().take(bytes) };
         let Some(buffer) = buffer else {
             read._reading = None;
@@ -191,6 +196,60 @@ impl Shard {
                 self.parked.push(read);
             }
             Err(_) => unreachable!("it was a read"),
+        }
+    }
+
+    /// Has the thread with the blocks read the next run.
+    fn send_read(&mut self, mut read: ReadState, is_direct: bool) {
+        let (Some(run), Some(store)) = (read.runs.last(), &mut self.store) else { return };
+        if store.is_closed() {
+            return read.reply.send(Status::NAMESPACE_NOT_READY, None);
+        }
+        let DeviceRun { block, blocks, .. } = *run;
+        let from_log = match read.segments.is_empty() {
+            true => Vec::new(),
+            false => (0..blocks).filter(|index| read.is_from_log(run, *index)).collect(),
+        };
+        let verify = read.verify;
+        if is_direct {
+            // The thread has memory for it.
+            read.result = None;
+        }
+        match self.ios.insert(DeviceIo::Read(read)) {
+            Ok(slot) => {
+                let read = StoreRead { tag: slot.to_bits(), block, blocks, verify, from_log };
+                store.send(StoreRequest::Read(read), WakeCause::Read);
+            }
+            Err(DeviceIo::Read(mut read)) => {
+                // As many as possible are in flight: it starts again.
+                read._reading = None;
+                self.parked.push(read);
+            }
+            Err(_) => unreachable!("it was a read"),
+        }
+    }
+
+    /// The thread has read a run.
+    pub(super) fn store_read_completed(
+        &mut self,
+        mut read: ReadState,
+        result: Result<(Parcel, Option<u64>), Status>,
+    ) {
+        let Some(run) = read.runs.pop() else { return };
+        let (parcel, damaged) = match result {
+            Ok(result) => result,
+            Err(status) => return read.reply.send(status, None),
+        };
+        match self.core.pool().adopt(parcel) {
+            Ok(data) => {
+                let buffer = data.into_single().expect("a run is read to one buffer");
+                self.read_verified(read, run, buffer, damaged);
+            }
+            Err(_) => {
+                // Too much is adopted: it starts again.
+                read._reading = None;
+                self.parked.push(read);
+            }
         }
     }
 

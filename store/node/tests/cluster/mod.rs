@@ -157,6 +157,8 @@ pub(crate) struct Cluster {
     /// Objects to preallocate first: then the checksums of each are in another block of the table.
     to_preallocate: Vec<(usize, u64)>,
     tuning: StoreTuning,
+    /// Each node has a non-priority thread.
+    pub(crate) is_prioritized: bool,
     pub(crate) totals: Totals,
 }
 
@@ -252,6 +254,7 @@ impl Cluster {
             class,
             to_preallocate: Vec::new(),
             tuning: StoreTuning { checksum_cache_bytes, ..tuning(seed) },
+            is_prioritized: seed / 3 % 2 == 1,
             totals: Totals::default(),
             random,
         };
@@ -321,13 +324,15 @@ impl Cluster {
             format_device(&registry, bdevs, &StoreCores::This(&core), options, &JobHandle::standalone()).await
         });
         formatted.unwrap();
-        process.reactor.discard();
+        process.discard();
         disks
     }
 
     pub(crate) fn start(&mut self, index: usize) {
         let bdevs = self.nodes[index].disks.bdevs();
-        let process = Process::start(&self.nodes[index].disks, &self.clock, &mut self.random);
+        let start = if self.is_prioritized { Process::prioritized } else { Process::start };
+        let process = start(&self.nodes[index].disks, &self.clock, &mut self.random);
+        let threads = process.threads();
         let (registry, core) = (process.registry.clone(), process.reactor.core());
         let (opened, network): (Opened, _) = (Rc::default(), self.network.clone());
         let (result, settings) = (opened.clone(), settings(self.in_place, self.reads_flush));
@@ -341,6 +346,7 @@ impl Cluster {
                 pools: vec![(0..u32::MAX, pool)],
                 boot,
                 tuning,
+                threads,
                 outbox: Arc::new(move |_, _| Box::new(TestOutbox { node: index, network: network.clone() })),
             };
             let cores = StoreCores::This(&core);
@@ -360,7 +366,7 @@ impl Cluster {
         node.renewing.clear();
         node.renewed = Rc::default();
         if let Some(process) = node.process.take() {
-            process.reactor.discard();
+            process.discard();
         }
         node.restart_ns = restart_ns;
         self.totals.crashes += 1;
@@ -390,7 +396,7 @@ impl Cluster {
                 None if now_ns >= node.restart_ns => self.start(index),
                 None => {}
                 Some(process) => {
-                    process.reactor.turn();
+                    process.turn_cores();
                     let opened = node.opened.borrow_mut().take();
                     if let Some(opened) = opened {
                         let opened = opened.map_err(|error| format!("node {index}: {error}"))?;

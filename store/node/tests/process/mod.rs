@@ -11,7 +11,7 @@ use bdev::testing::CrashDisk;
 use os::clock::VirtualClock;
 use random::WyRand;
 use reactor::{Reactor, ReactorConfig};
-use store_node::StoreBdevs;
+use store_node::{NonPriorityThreads, StoreBdevs, StoreThreads};
 
 /// The disks of a process, which lose power together; what is left on one says nothing of the other.
 #[derive(Clone)]
@@ -51,6 +51,8 @@ impl TestDisks {
 pub(crate) struct Process {
     pub(crate) registry: Registry,
     pub(crate) reactor: Reactor,
+    /// Its non-priority thread, if its threads are prioritized.
+    store: Option<Reactor>,
     clock: VirtualClock,
     random: WyRand,
 }
@@ -74,11 +76,46 @@ impl Process {
         let arena = dma::Arena::new(memory);
         let config = ReactorConfig::simulated(clock.clone(), random.next_bits(), 1, &arena);
         let reactor = Reactor::new(&config).unwrap();
-        Process { registry, reactor, clock: clock.clone(), random: random.split() }
+        Process { registry, reactor, store: None, clock: clock.clone(), random: random.split() }
+    }
+
+    /// As [`start`](Self::start), with a non-priority thread for what is in place.
+    pub(crate) fn prioritized(disks: &TestDisks, clock: &VirtualClock, random: &mut WyRand) -> Process {
+        let mut process = Process::start(disks, clock, random);
+        let arena = dma::Arena::new(dma::ArenaConfig::default());
+        let config = ReactorConfig::simulated(clock.clone(), random.next_bits(), 1, &arena);
+        let config = ReactorConfig { first_index: 1, ..config };
+        process.store = Some(Reactor::new(&config).unwrap());
+        process
+    }
+
+    /// The threads of its stores.
+    pub(crate) fn threads(&self) -> StoreThreads {
+        match &self.store {
+            Some(store) => StoreThreads::Prioritized(NonPriorityThreads::on(&[store.handle()])),
+            None => StoreThreads::RunToCompletion,
+        }
+    }
+
+    /// Ends as in a SIGKILL.
+    pub(crate) fn discard(self) {
+        self.reactor.discard();
+        self.store.into_iter().for_each(Reactor::discard);
+    }
+
+    /// Turns the cores once. A non-priority thread is slower or faster than its owner.
+    pub(crate) fn turn_cores(&mut self) -> bool {
+        let mut work = self.reactor.turn();
+        if let Some(store) = &mut self.store {
+            for _ in 0..self.random.below(3) {
+                work |= store.turn();
+            }
+        }
+        work
     }
 
     pub(crate) fn turn(&mut self) {
-        self.reactor.turn();
+        self.turn_cores();
         self.clock.advance_to(self.clock.now_ns() + 1 + self.random.below(20_000));
     }
 

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::Args;
 use cluster_map::{ClusterSettings, EtcdFiles, EtcdOptions, TlsPolicy};
 use os::CpuSet;
-use store_node::StoreTuning;
+use store_node::{StoreTuning, ThreadMode};
 
 use super::listen::{parse_listen, port_of};
 use crate::command_error::CommandError;
@@ -211,6 +211,10 @@ pub(crate) struct NodeOptions {
     /// How long an entry waits at most until it is written in place, at most a minute
     #[arg(long, value_name = "TIME", default_value = "100ms", value_parser = parse_time)]
     pub(super) flush_after: u64,
+    /// Which threads of a new node do its work: the core that owns a replica, or as in the paper, a priority
+    /// thread for connections, log and replication, and a non-priority thread for what is in place
+    #[arg(long, value_enum, default_value_t = ThreadsOption::RunToCompletion)]
+    pub(super) threads: ThreadsOption,
     /// How long another node is down before its replicas move to others
     #[arg(long, value_name = "TIME", default_value = "10m", value_parser = parse_time)]
     pub(super) out_after: u64,
@@ -229,6 +233,23 @@ impl ReadPolicy {
         match self {
             ReadPolicy::Overlay => "overlay",
             ReadPolicy::Flush => "flush",
+        }
+    }
+}
+
+/// Which threads do the work of a node.
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum ThreadsOption {
+    RunToCompletion,
+    Prioritized,
+}
+
+impl ThreadsOption {
+    /// As `store_node_start` names it.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            ThreadsOption::RunToCompletion => ThreadMode::RunToCompletion.name(),
+            ThreadsOption::Prioritized => ThreadMode::Prioritized.name(),
         }
     }
 }
@@ -257,6 +278,7 @@ impl NodeOptions {
             checksum_cache: StoreTuning::default().checksum_cache_bytes,
             flush_entries: StoreTuning::default().flush_entries,
             flush_after: StoreTuning::default().flush_after.as_nanos() as u64,
+            threads: ThreadsOption::RunToCompletion,
             out_after: 600_000_000_000,
         }
     }

@@ -656,6 +656,7 @@ fn make_node(
         "checksum_cache_bytes": options.checksum_cache,
         "flush_entries": options.flush_entries,
         "flush_after_ms": options.flush_after / 1_000_000,
+        "threads": options.threads.name(),
         "out_after_s": options.out_after / 1_000_000_000 });
     if let Some(log) = &disk.log {
         devices.push(match pmem::is_persistent(log) {

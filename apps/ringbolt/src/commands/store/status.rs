@@ -16,6 +16,7 @@ use cluster_map::{
 };
 use comfy_table::Table;
 use serde_json::{Value, json};
+use store_node::ThreadMode;
 
 use super::arguments::ClusterArgs;
 use super::layout::{ClusterLayout, describe_older, shared_domain};
@@ -115,15 +116,31 @@ pub(super) fn run(of: &ClusterArgs, as_json: bool) -> Result<(), CommandError> {
             Some(groups) => format!(", primary of {groups} groups"),
         };
         stdout_line!(
-            "node {}{domain}: {}{primaries}{error}{out}{}{}{}",
+            "node {}{domain}: {}{primaries}{error}{out}{}{}{}{}",
             node["node"],
             text(&node["state"]),
+            prioritized_threads(&node["report"]),
             failed_partitions(&node["report"]),
             damage(&node["report"]),
             unknown_groups(&node["report"])
         );
     }
     Ok(())
+}
+
+/// The cores of a node with prioritized threads.
+fn prioritized_threads(report: &Value) -> String {
+    let threads = &report["threads"];
+    if threads["mode"] != ThreadMode::Prioritized.name() {
+        return String::new();
+    }
+    let cores = |name: &str| threads[name].as_str().unwrap_or_default().replace(char::is_control, "?");
+    let overlap = if threads["pools_overlap"] == true { ", which overlap" } else { "" };
+    format!(
+        ", prioritized threads on cores {} and {}{overlap}",
+        cores("priority_cores"),
+        cores("non_priority_cores")
+    )
 }
 
 /// The groups of which a node has replicas, and the map no pool.

@@ -1,6 +1,5 @@
 //! What the replica decided, carried out; and what happened, handed to it.
 
-use std::rc::Rc;
 use std::sync::Arc;
 
 use block_io::Status;
@@ -409,7 +408,7 @@ impl Shard {
             self.unplaced.add(bytes);
             self.commit(CommittedEntry {
                 header,
-                data: EntryData::Recovered(Rc::new(data)),
+                data: EntryData::Recovered(Arc::new(data)),
                 bytes,
                 need,
                 copied,

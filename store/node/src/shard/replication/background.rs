@@ -56,7 +56,7 @@ pub(in crate::shard) async fn settle(shard: &RefCell<Shard>, disks: &StoreDisks)
         if let Some(block) = block {
             disks.data.write(block * BLOCK_BYTES as u64, &data).await?;
             let mut shard = shard.borrow_mut();
-            shard.partition.set_checksum(block, crc32c(&data));
+            shard.set_checksum(block, crc32c(&data));
             shard.is_changed = true;
             shard.busy_blocks.clear();
             shard.placed.settle(object, offset);
@@ -147,8 +147,7 @@ impl Shard {
         }
         let wanted = replication.checkpoint.as_ref().map(|(_, record)| record.through.sequence);
         let is_reached = wanted.is_some_and(|through| through <= replication.in_place.sequence);
-        let is_due =
-            (self.checkpoint_wanted && self.is_changed) || self.partition.has_many_changed_checksums();
+        let is_due = (self.checkpoint_wanted && self.is_changed) || self.has_many_changed_checksums();
         if is_reached || is_due || self.placed.wants_record() {
             return Some(BackgroundWork::Checkpoint);
         }

@@ -1,7 +1,6 @@
 //! Opening the shard of a replica: its newest checkpoint record, and the entries of its log.
 
 use std::collections::VecDeque;
-use std::rc::Rc;
 use std::sync::Arc;
 
 use cluster_map::PoolClass;
@@ -113,7 +112,7 @@ pub(crate) async fn start(
     shard.borrow_mut().replication = Some(replication);
     copies::start(core, &shard)?;
     scrub::start(core, &shard)?;
-    run(core, shard, disks)
+    run(core, descriptors, index, shard, disks).await
 }
 
 /// What a start found in the newest checkpoint record and in the log.
@@ -239,7 +238,7 @@ impl Shard {
         let bytes = oplog::entry_bytes(data.len(), self.log.sector());
         self.reserve(&header, need);
         self.unplaced.add(bytes);
-        let data = if data.is_empty() { EntryData::None } else { EntryData::Recovered(Rc::new(data)) };
+        let data = if data.is_empty() { EntryData::None } else { EntryData::Recovered(Arc::new(data)) };
         durable.push_back(CommittedEntry { header, data, bytes, need, copied: None, placed });
     }
 }

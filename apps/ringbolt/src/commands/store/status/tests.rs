@@ -209,6 +209,17 @@ fn replicas_that_share_a_failure_domain_are_named() {
 }
 
 #[test]
+fn a_node_with_prioritized_threads_shows_their_cores() {
+    let of = |threads: Value| prioritized_threads(&json!({ "threads": threads }));
+    assert_eq!(of(json!(null)) + &of(json!({ "mode": "run-to-completion" })), "");
+    let mut threads = json!({ "mode": "prioritized", "priority_cores": "0", "non_priority_cores": "1-3",
+        "pools_overlap": false });
+    assert_eq!(of(threads.clone()), ", prioritized threads on cores 0 and 1-3");
+    threads["pools_overlap"] = true.into();
+    assert_eq!(of(threads), ", prioritized threads on cores 0 and 1-3, which overlap");
+}
+
+#[test]
 fn reports_that_make_no_sense_are_shown_as_nothing() {
     let strange = [
         json!(null),
