@@ -12,8 +12,8 @@ const UNUSED_MAX: usize = 16;
 /// The generated keys of a target, by identity.
 ///
 /// A key is for one association. An authentication without TLS adds it; the admin queue that the host then
-/// connects with it uses it, and I/O queues of that association; it is dropped with the association, or if the
-/// host does not come back in time. Only hosts that have authenticated add keys.
+/// connects with it uses it, and I/O queues of that association; it is dropped with the association, or if
+/// the host does not come back in time. Only hosts that have authenticated add keys.
 #[derive(Debug, Default)]
 pub(crate) struct GeneratedKeys {
     by_identity: HashMap<String, GeneratedKey>,
@@ -33,7 +33,14 @@ struct GeneratedKey {
 
 impl GeneratedKeys {
     /// Adds a key that an admin queue has to use until `until_ns`.
-    pub(crate) fn add_unused(&mut self, host: &Nqn, subsystem: &Nqn, psk: TlsPsk, now_ns: u64, until_ns: u64) {
+    pub(crate) fn add_unused(
+        &mut self,
+        host: &Nqn,
+        subsystem: &Nqn,
+        psk: TlsPsk,
+        now_ns: u64,
+        until_ns: u64,
+    ) {
         self.drop_expired(now_ns);
         self.drop_oldest_of(host, subsystem);
         self.add(host, subsystem, psk, Some(until_ns));

@@ -5,25 +5,121 @@ use wire_nvme::auth::{AuthBody, AuthMessage};
 use super::golden::Counted;
 use super::*;
 
-/// Of `golden.py`: the hash function, the group, what the host asks for, whether the controller proves its key,
-/// and SHA-256 of the responses, the identity and the key.
+/// Of `golden.py`: the hash function, the group, what the host asks for, whether the controller proves its
+/// key, and SHA-256 of the responses, the identity and the key.
 const TABLE: &[(AuthHash, DhGroup, u8, bool, &str)] = &[
-    (AuthHash::Sha256, DhGroup::Ffdhe2048, 2, false, "dc1b2c40ca7c1d9c123d10c9a95f6a3f303b90f5d3b1fdfa4340fccecc57d5cb"),
-    (AuthHash::Sha256, DhGroup::Ffdhe2048, 2, true, "845d8c10c8fcef677157c20e5f9892b301a668985f24e2af1d248b450281423d"),
-    (AuthHash::Sha256, DhGroup::Ffdhe2048, 3, false, "a97b10e4ca73199c8e2d76015ef0c224f07fbcdfd80d9a9f7094009a8ef94f1d"),
-    (AuthHash::Sha256, DhGroup::Ffdhe2048, 3, true, "f40fa12e53e198b80a9018d890eb6103ec5d9eea4c040401c8bc7b00c32253d1"),
-    (AuthHash::Sha256, DhGroup::Ffdhe3072, 2, false, "786f13882c9b251e6493bacfd42a509fcb6fff4f5f68ef0ce7a7ad50bff632e0"),
-    (AuthHash::Sha256, DhGroup::Ffdhe3072, 2, true, "b8053fa7d12589686e5a24ed4c0b91d829889b22b8b4a7a0f7098985d1ee81da"),
-    (AuthHash::Sha256, DhGroup::Ffdhe3072, 3, false, "56b9845d0a59ee5d7aa13f8e9677c904cdbe5fe65f83772e07799bc3f5a8a85b"),
-    (AuthHash::Sha256, DhGroup::Ffdhe3072, 3, true, "90a82e3b0a22d8e212aaffe42e6bac1120e239e5dcb6d3855b42e9f0066aeb28"),
-    (AuthHash::Sha384, DhGroup::Ffdhe2048, 2, false, "4517076f22bcf41f4f07f68db95d815b367089520bda35759f29d255c28dd45d"),
-    (AuthHash::Sha384, DhGroup::Ffdhe2048, 2, true, "38af42f7387b384565e6cef757e2e6ba2f7a93ab5fff515b1420908e2f0e9a16"),
-    (AuthHash::Sha384, DhGroup::Ffdhe2048, 3, false, "9be4edd0171dd3a11baf5143007ab21b5e0b08a6ecb32df1d502440cce3297bb"),
-    (AuthHash::Sha384, DhGroup::Ffdhe2048, 3, true, "e165d92249c2a89a0b00ad97f9834e99a91d328ab2d6ebcffe679e489268f672"),
-    (AuthHash::Sha384, DhGroup::Ffdhe3072, 2, false, "e993960a3fcde434ba38d90d9ce32ccf26d1995d87e0c764544d0a0aeb608224"),
-    (AuthHash::Sha384, DhGroup::Ffdhe3072, 2, true, "88e9a8ed4b5f83491340ea09ac9ef31c729ab7a89ea88992d413d5744c53f9b0"),
-    (AuthHash::Sha384, DhGroup::Ffdhe3072, 3, false, "4c6f11bd8eccb9d908a7a43ec2aa701c12c3ab5653797b5a98d51a009926e9a6"),
-    (AuthHash::Sha384, DhGroup::Ffdhe3072, 3, true, "33e0851f06083bc2c10e4b6e039ceb77c7cedf4d3d80609b63057188e25aaf9d"),
+    (
+        AuthHash::Sha256,
+        DhGroup::Ffdhe2048,
+        2,
+        false,
+        "dc1b2c40ca7c1d9c123d10c9a95f6a3f303b90f5d3b1fdfa4340fccecc57d5cb",
+    ),
+    (
+        AuthHash::Sha256,
+        DhGroup::Ffdhe2048,
+        2,
+        true,
+        "845d8c10c8fcef677157c20e5f9892b301a668985f24e2af1d248b450281423d",
+    ),
+    (
+        AuthHash::Sha256,
+        DhGroup::Ffdhe2048,
+        3,
+        false,
+        "a97b10e4ca73199c8e2d76015ef0c224f07fbcdfd80d9a9f7094009a8ef94f1d",
+    ),
+    (
+        AuthHash::Sha256,
+        DhGroup::Ffdhe2048,
+        3,
+        true,
+        "f40fa12e53e198b80a9018d890eb6103ec5d9eea4c040401c8bc7b00c32253d1",
+    ),
+    (
+        AuthHash::Sha256,
+        DhGroup::Ffdhe3072,
+        2,
+        false,
+        "786f13882c9b251e6493bacfd42a509fcb6fff4f5f68ef0ce7a7ad50bff632e0",
+    ),
+    (
+        AuthHash::Sha256,
+        DhGroup::Ffdhe3072,
+        2,
+        true,
+        "b8053fa7d12589686e5a24ed4c0b91d829889b22b8b4a7a0f7098985d1ee81da",
+    ),
+    (
+        AuthHash::Sha256,
+        DhGroup::Ffdhe3072,
+        3,
+        false,
+        "56b9845d0a59ee5d7aa13f8e9677c904cdbe5fe65f83772e07799bc3f5a8a85b",
+    ),
+    (
+        AuthHash::Sha256,
+        DhGroup::Ffdhe3072,
+        3,
+        true,
+        "90a82e3b0a22d8e212aaffe42e6bac1120e239e5dcb6d3855b42e9f0066aeb28",
+    ),
+    (
+        AuthHash::Sha384,
+        DhGroup::Ffdhe2048,
+        2,
+        false,
+        "4517076f22bcf41f4f07f68db95d815b367089520bda35759f29d255c28dd45d",
+    ),
+    (
+        AuthHash::Sha384,
+        DhGroup::Ffdhe2048,
+        2,
+        true,
+        "38af42f7387b384565e6cef757e2e6ba2f7a93ab5fff515b1420908e2f0e9a16",
+    ),
+    (
+        AuthHash::Sha384,
+        DhGroup::Ffdhe2048,
+        3,
+        false,
+        "9be4edd0171dd3a11baf5143007ab21b5e0b08a6ecb32df1d502440cce3297bb",
+    ),
+    (
+        AuthHash::Sha384,
+        DhGroup::Ffdhe2048,
+        3,
+        true,
+        "e165d92249c2a89a0b00ad97f9834e99a91d328ab2d6ebcffe679e489268f672",
+    ),
+    (
+        AuthHash::Sha384,
+        DhGroup::Ffdhe3072,
+        2,
+        false,
+        "e993960a3fcde434ba38d90d9ce32ccf26d1995d87e0c764544d0a0aeb608224",
+    ),
+    (
+        AuthHash::Sha384,
+        DhGroup::Ffdhe3072,
+        2,
+        true,
+        "88e9a8ed4b5f83491340ea09ac9ef31c729ab7a89ea88992d413d5744c53f9b0",
+    ),
+    (
+        AuthHash::Sha384,
+        DhGroup::Ffdhe3072,
+        3,
+        false,
+        "4c6f11bd8eccb9d908a7a43ec2aa701c12c3ab5653797b5a98d51a009926e9a6",
+    ),
+    (
+        AuthHash::Sha384,
+        DhGroup::Ffdhe3072,
+        3,
+        true,
+        "33e0851f06083bc2c10e4b6e039ceb77c7cedf4d3d80609b63057188e25aaf9d",
+    ),
 ];
 
 fn pair(keys: AuthKeys, rule: ConcatenationRule, asked: Concatenation, options: [&AuthOptions; 2]) -> Pair {
@@ -46,7 +142,11 @@ fn run(pair: &mut Pair) -> [Option<TlsPsk>; 2] {
         match pair.host.receive(&received(&mut pair.controller), &mut SystemNonces) {
             HostAction::Send(next) => message = next,
             HostAction::SendLast(last) => {
-                assert_eq!(pair.controller.take_generated(), None, "the host has not verified the controller");
+                assert_eq!(
+                    pair.controller.take_generated(),
+                    None,
+                    "the host has not verified the controller"
+                );
                 pair.controller.sent(&last, &mut SystemNonces);
                 break;
             }
@@ -108,7 +208,10 @@ fn both_ends_generate_the_same_key_and_another_each_time() {
             assert_eq!(at_controller, at_host);
             let psk = at_host.unwrap();
             // Of SHA-256 though both accept others.
-            assert!(psk.identity.starts_with(&format!("NVMe1G01 {HOST} nqn.2026-11.io.ringbolt:a ")), "{psk:?}");
+            assert!(
+                psk.identity.starts_with(&format!("NVMe1G01 {HOST} nqn.2026-11.io.ringbolt:a ")),
+                "{psk:?}"
+            );
             assert!(keys.iter().all(|other| other.identity != psk.identity && other.key != psk.key));
             keys.push(psk);
         }
@@ -178,7 +281,9 @@ fn a_host_without_a_challenge_or_with_the_controllers_own_gets_no_key() {
         let HostAction::Send(reply) = pair.host.receive(&challenge, &mut SystemNonces) else { panic!() };
         let mut reply = AuthMessage::decode(&reply).unwrap();
         let AuthBody::Reply(body) = &mut reply.body else { panic!() };
-        let AuthBody::Challenge(of_controller) = AuthMessage::decode(&challenge).unwrap().body else { panic!() };
+        let AuthBody::Challenge(of_controller) = AuthMessage::decode(&challenge).unwrap().body else {
+            panic!()
+        };
         body.challenge = is_reflected.then_some(of_controller.challenge);
         pair.controller.sent(&reply.encode(), &mut SystemNonces);
         assert_eq!(failure_of(&mut pair.controller), reason);

@@ -382,7 +382,8 @@ fn unused_generated_keys_expire_and_are_few() {
         fixture.directory.add_generated_key(plain.association(), generated(number), 0, 100);
     }
     assert_eq!(fixture.directory.generated_keys(), 17);
-    let is_there = |number, now_ns| fixture.directory.generated_key(&generated(number).identity, now_ns).is_some();
+    let is_there =
+        |number, now_ns| fixture.directory.generated_key(&generated(number).identity, now_ns).is_some();
     assert!(is_there(39, 99) && is_there(24, 99) && !is_there(23, 99));
     assert!(!is_there(39, 100) && is_there(99, u64::MAX));
     assert_eq!(fixture.directory.generated_keys(), 1);

@@ -28,22 +28,22 @@ const INVALID_FIELD: Status = Status::INVALID_FIELD.do_not_retry();
 /// computes one, and the others wait.
 ///
 /// With secure channel concatenation the host makes a key of TLS on a connection without, which counts as one
-/// that has not logged in until it closes. On it the host, which may not know yet whether it will be accepted,
-/// can look at the controller, but not change anything but its own controller's state. The host connects anew
-/// with the key; there it need not authenticate, but may, to replace the key.
+/// that has not logged in until it closes. On it the host, which may not know yet whether it will be
+/// accepted, can look at the controller, but not change anything but its own controller's state. The host
+/// connects anew with the key; there it need not authenticate, but may, to replace the key.
 pub(crate) struct QueueAuthentication {
     exchange: ControllerAuth,
     /// It has succeeded.
     is_done: bool,
     /// A message that waits for its turn to be computed, and until when.
     waiting: Option<(AdminCommand, u64)>,
-    /// Within which time an exchange of a host has to end that is authenticated already, and a host has to come
-    /// back with a key of TLS.
+    /// Within which time an exchange of a host has to end that is authenticated already, and a host has to
+    /// come back with a key of TLS.
     timeout_ns: u64,
 }
 
-/// Whether a host may send a command on a connection without TLS after secure channel concatenation: those with
-/// which hosts begin before they connect anew. They neither have data nor change what others see.
+/// Whether a host may send a command on a connection without TLS after secure channel concatenation: those
+/// with which hosts begin before they connect anew. They neither have data nor change what others see.
 fn is_permitted_before_tls(sqe: &Sqe) -> bool {
     if sqe.opcode == FABRICS {
         return match fabrics_type(sqe) {
