@@ -66,8 +66,8 @@ impl AuthOptions {
     }
 }
 
-/// The PSK of TLS that both ends generate of the shared value of the group and their challenges. `None` without
-/// a shared value, or with a hash function that TLS has not.
+/// The PSK of TLS that both ends generate of the shared value of the group and their challenges. `None`
+/// without a shared value, or with a hash function that TLS has not.
 pub(crate) fn generate(
     hash: AuthHash,
     shared: Option<&[u8]>,

@@ -64,8 +64,8 @@ enum State {
     Challenge(Box<Pending>, Vec<u8>),
     /// The challenge was sent.
     Reply(Box<Pending>),
-    /// The reply was right: Success1 is due. The host has challenged the controller, or not. The PSK is that of
-    /// secure channel concatenation.
+    /// The reply was right: Success1 is due. The host has challenged the controller, or not. The PSK is that
+    /// of secure channel concatenation.
     Success1(Vec<u8>, bool, Option<Box<TlsPsk>>),
     /// The host verifies the controller's response.
     Success2(Option<Box<TlsPsk>>),

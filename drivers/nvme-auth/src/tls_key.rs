@@ -183,8 +183,8 @@ impl TlsKey {
 }
 
 impl TlsPsk {
-    /// The key and the identity of a generated PSK (Base 2.1, section 8.3.4.5.9; TCP 1.1, sections 3.6.1.3 and
-    /// 3.6.1.4): `NVMe1G01 HOSTNQN SUBNQN DIGEST`. `None` for SHA-512, which no cipher suite has.
+    /// The key and the identity of a generated PSK (Base 2.1, section 8.3.4.5.9; TCP 1.1, sections 3.6.1.3
+    /// and 3.6.1.4): `NVMe1G01 HOSTNQN SUBNQN DIGEST`. `None` for SHA-512, which no cipher suite has.
     pub(crate) fn generated(hash: AuthHash, generated: &[u8], hostnqn: &str, subnqn: &str) -> Option<TlsPsk> {
         if !is_hash_of_tls(hash) {
             return None;

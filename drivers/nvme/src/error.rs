@@ -127,7 +127,7 @@ pub enum NvmeOpenError {
     /// The controller demands authentication, and the host has no key.
     #[error("the controller demands authentication: a dhchap_key is needed")]
     KeyRequired,
-    /// The controller demands secure channel concatenation, and the host has not been told to use it.
+    /// The controller demands secure channel concatenation, and the host does not use it.
     #[error("the controller demands secure channel concatenation: concat is needed")]
     SecureChannelRequired,
     /// The key of TLS is not usable.

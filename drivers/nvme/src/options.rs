@@ -17,8 +17,8 @@ pub struct Options {
     pub authentication: Option<HostCredentials>,
     /// The key with which connections use TLS; `None` for none. Only over TCP.
     pub tls: Option<HostTls>,
-    /// Whether the host authenticates with secure channel concatenation, and all that follows uses TLS with the
-    /// key that both ends generate. Needs keys to authenticate with, and no `tls`. Only over TCP.
+    /// Whether the host authenticates with secure channel concatenation, and all that follows uses TLS with
+    /// the key that both ends generate. Needs keys to authenticate with, and no `tls`. Only over TCP.
     pub concat: bool,
     /// Commands in flight on the I/O queue, 1 to 1023.
     pub queue_depth: u32,

@@ -67,8 +67,8 @@ pub struct SecureChannel {
 }
 
 impl SecureChannel {
-    /// Of an identity: `NVMe1R01 HOSTNQN SUBNQN DIGEST`, `NVMe1G01 …` for a generated key, or `NVMe0R01 HOSTNQN
-    /// SUBNQN` (TCP 1.0, section 3.6.1.3).
+    /// Of an identity: `NVMe1R01 HOSTNQN SUBNQN DIGEST`, `NVMe1G01 …` for a generated key, or `NVMe0R01
+    /// HOSTNQN SUBNQN` (TCP 1.0, section 3.6.1.3).
     pub fn of_identity(identity: &str) -> Option<SecureChannel> {
         let mut fields = identity.split(' ');
         let version = fields.next().filter(|version| version.starts_with("NVMe"))?;

@@ -12,8 +12,8 @@ const UNUSED_MAX: usize = 16;
 /// The generated keys of a target, by identity.
 ///
 /// A key is for one association. An authentication without TLS adds it; the admin queue that the host then
-/// connects with it uses it, and I/O queues of that association; it is dropped with the association, or if the
-/// host does not come back in time. Only hosts that have authenticated add keys.
+/// connects with it uses it, and I/O queues of that association; it is dropped with the association, or if
+/// the host does not come back in time. Only hosts that have authenticated add keys.
 #[derive(Debug, Default)]
 pub(crate) struct GeneratedKeys {
     by_identity: HashMap<String, GeneratedKey>,

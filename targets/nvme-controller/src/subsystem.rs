@@ -134,8 +134,8 @@ pub struct SubsystemNamespace {
 }
 
 impl Subsystem {
-    /// Whether a host may use secure channel concatenation: it has keys to authenticate with, and no configured
-    /// key of TLS.
+    /// Whether a host may use secure channel concatenation: it has keys to authenticate with, and no
+    /// configured key of TLS.
     pub fn concatenates(&self, host: &Nqn) -> bool {
         self.host_keys.contains_key(host) && !self.tls_hosts.contains_key(host)
     }

@@ -1,5 +1,5 @@
-//! Hosts that make their keys of TLS by secure channel concatenation: Ringbolt's own initiator, and hostile peers,
-//! over the loopback interface.
+//! Hosts that make their keys of TLS by secure channel concatenation: Ringbolt's own initiator, and hostile
+//! peers, over the loopback interface.
 #![allow(clippy::unwrap_used)]
 
 use std::io::{Read, Write};
@@ -346,7 +346,8 @@ fn ic_req() -> [u8; IC_SIZE] {
     request
 }
 
-/// Whether OpenSSL's client gets an answer to ICReq with a key; else what it says. It sends what follows behind.
+/// Whether OpenSSL's client gets an answer to ICReq with a key; else what it says. It sends what follows
+/// behind.
 fn s_client(rig: &Rig, identity: &str, key: &[u8], request: &[u8], bytes: usize) -> Result<Vec<u8>, String> {
     let hex: String = key.iter().map(|byte| format!("{byte:02x}")).collect();
     let mut client = Command::new("openssl")

@@ -12,8 +12,8 @@ from .tls import KEYRING, clear_keys, start_tlshd
 
 @case("concatenation", on=("ringbolt",), machine=NEWEST_TLS, provokes=f"reconnect|{REJECTED}", seconds=60)
 def concatenation(bench):
-    """The kernel's host makes a key of TLS by authentication, one way and mutually, also after a reset and with new
-    keys; without `--concat`, with a wrong key or without any it is rejected, and no I/O is sent in clear."""
+    """The kernel's host makes a key of TLS by authentication, also after a reset and with new keys; without
+    `--concat`, with a wrong key or without any it is rejected, and no I/O is sent in clear."""
     guest = bench.guest
     if "concat" not in guest.check("cat /dev/nvme-fabrics"):
         bench.skip("the guest's kernel has no secure channel concatenation")
@@ -102,9 +102,11 @@ def concatenation(bench):
 
 @case("concatenation-initiator", on=("nvmet",), machine=NEWEST_TLS, provokes=REJECTED, seconds=30)
 def concatenation_initiator(bench):
-    """Our initiator makes a key of TLS by authenticating to the kernel's target, and uses it; wrong keys are rejected.
+    """Our initiator makes a key of TLS by authenticating to the kernel's target, and uses it; wrong keys are
+    rejected.
 
-    Not mutually: the kernel's target forgets its challenge before it makes the key then (nvmet_auth_insert_psk fails).
+    Not mutually: the kernel's target then forgets the challenges before it makes the key
+    (nvmet_auth_insert_psk fails).
     """
     guest = bench.guest
     if "concat" not in guest.check("cat /dev/nvme-fabrics"):

@@ -262,7 +262,8 @@ pub struct AuthReply<'a> {
     pub sequence: u32,
     /// The host's response (R1).
     pub response: &'a [u8],
-    /// The host's challenge (C2); `None` if neither the controller has to authenticate nor a PSK is generated.
+    /// The host's challenge (C2); `None` if neither the controller has to authenticate nor a PSK is
+    /// generated.
     pub challenge: Option<&'a [u8]>,
     /// The host's value of the group.
     pub dh_value: &'a [u8],

@@ -233,8 +233,8 @@ control::parameters! {
         dhchap_ctrlr_key: Option<String>,
         /// Key of the keyring with which connections use TLS 1.3; only over TCP, and with a `hostnqn`
         psk: Option<String>,
-        /// Authenticate with secure channel concatenation, which generates the key with which all queues use TLS
-        /// 1.3; only over TCP, with a `dhchap_key` and without a `psk`
+        /// Authenticate with secure channel concatenation, which generates the key with which all queues use
+        /// TLS 1.3; only over TCP, with a `dhchap_key` and without a `psk`
         concat: bool = false,
         /// How the key is derived: as the specification says, or as libnvme did until July 2025
         psk_derivation: Option<PskDerivation>,

@@ -5,8 +5,8 @@ use wire_nvme::auth::{AuthBody, AuthMessage};
 use super::golden::Counted;
 use super::*;
 
-/// Of `golden.py`: the hash function, the group, what the host asks for, whether the controller proves its key,
-/// and SHA-256 of the responses, the identity and the key.
+/// Of `golden.py`: the hash function, the group, what the host asks for, whether the controller proves its
+/// key, and SHA-256 of the responses, the identity and the key.
 const TABLE: &[(AuthHash, DhGroup, u8, bool, &str)] = &[
     (
         AuthHash::Sha256,

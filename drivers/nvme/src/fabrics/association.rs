@@ -229,8 +229,8 @@ impl<Q: FabricsQueue> Association<Q> {
         Ok(connected)
     }
 
-    /// Authenticates on a connection that serves nothing else (Base 2.1, section 8.3.4.5.9). Returns the key of
-    /// TLS with which the host connects anew.
+    /// Authenticates on a connection that serves nothing else (Base 2.1, section 8.3.4.5.9). Returns the key
+    /// of TLS with which the host connects anew.
     async fn concatenate(&mut self) -> Result<TlsPsk, NvmeOpenError> {
         self.connect().await?;
         let psk = self.authenticate(Concatenation::NewTlsPsk).await?;

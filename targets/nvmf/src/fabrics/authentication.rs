@@ -29,8 +29,8 @@ const INVALID_FIELD: Status = Status::INVALID_FIELD.do_not_retry();
 ///
 /// With secure channel concatenation the host makes a key of TLS on a connection without, which counts as one
 /// that has not logged in until it closes. On it the host, which may not know yet whether it will be
-/// accepted, can look at the controller, but not change anything but its own controller's state. The host connects anew
-/// with the key; there it need not authenticate, but may, to replace the key.
+/// accepted, can look at the controller, but not change anything but its own controller's state. The host
+/// connects anew with the key; there it need not authenticate, but may, to replace the key.
 pub(crate) struct QueueAuthentication {
     exchange: ControllerAuth,
     /// It has succeeded, and none has failed since.

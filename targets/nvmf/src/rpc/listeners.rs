@@ -99,8 +99,8 @@ control::parameters! {
         listen_address: ListenAddressParameters,
         /// ANA state; without, optimized
         ana_state: Option<AnaStateName>,
-        /// Hosts have to use TLS 1.3, each with the `psk` that it was added with, or with a key that it makes of its
-        /// `dhchap_key` (secure channel concatenation)
+        /// Hosts have to use TLS 1.3, each with the `psk` that it was added with, or with a key that it makes
+        /// of its `dhchap_key` (secure channel concatenation)
         secure_channel: bool = false,
     }
     only("namespaces of any NUMA node are served") { numa_id: i32 = -1 }

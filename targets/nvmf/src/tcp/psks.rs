@@ -8,8 +8,8 @@ use tls::{Psk, PskHash, PskSource};
 
 use crate::snapshot::ConfigSnapshot;
 
-/// The keys of a connection's handshake: those of the configuration, as the hosts were when it was accepted, and
-/// those that authentications have generated. Connect asks whether the host still has one.
+/// The keys of a connection's handshake: those of the configuration, as the hosts were when it was accepted,
+/// and those that authentications have generated. Connect asks whether the host still has one.
 pub(super) struct ConnectionKeys {
     pub(super) config: Arc<ConfigSnapshot>,
     pub(super) directory: Arc<ControllerDirectory>,

@@ -130,7 +130,8 @@ impl NvmfConnection {
         Ok(First::Tls)
     }
 
-    /// A host that begins without TLS: it may do so where hosts make their keys by secure channel concatenation.
+    /// A host that begins without TLS: it may do so where hosts make their keys by secure channel
+    /// concatenation.
     fn receive_plain<S: ByteStream>(
         &mut self,
         first: u8,
