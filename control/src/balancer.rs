@@ -111,17 +111,12 @@ impl Balancer {
     /// The connections could be on no core, or the thread cannot be created. Nothing is changed.
     pub(crate) fn set_mask(&self, reactor: usize, cpus: &[u32]) -> Result<(), String> {
         let cores: Vec<u32> = self.shared.reactors.iter().map(ReactorHandle::cpu).collect();
-        let (mut masks, is_stopped) = {
-            let state = sync::lock(&self.shared.state);
-            (state.masks.clone(), state.is_stopped)
-        };
-        masks.set(reactor, cpus, &cores)?;
-        if is_stopped {
-            return Err("the program ends".to_string());
-        }
         self.start().map_err(|error| error.to_string())?;
         let mut state = sync::lock(&self.shared.state);
-        state.masks = masks;
+        if state.is_stopped {
+            return Err("the program ends".to_string());
+        }
+        state.masks.set(reactor, cpus, &cores)?;
         state.changes += 1;
         let (masks, targets) = (state.masks.clone(), state.targets.clone());
         self.shared.changed.notify_all();
