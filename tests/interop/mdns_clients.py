@@ -16,6 +16,7 @@ import struct
 import subprocess
 import sys
 import time
+import uuid
 
 import serving
 from serving import SEED, Skipped, program, run
@@ -58,7 +59,7 @@ class Server(serving.Server):
         self.malloc()
         self.rpc("nvmf_create_transport", trtype="TCP")
         self.rpc("nvmf_create_subsystem", nqn=NQN, allow_any_host=True, serial_number="MDNS")
-        self.rpc("nvmf_subsystem_add_ns", nqn=NQN, namespace={"bdev_name": "Malloc0"})
+        self.rpc("nvmf_subsystem_add_ns", nqn=NQN, namespace={"bdev_name": "Malloc0", "uuid": str(uuid.uuid4())})
         self.add_listener(address, port)
 
     def add_listener(self, address, port):
