@@ -16,6 +16,7 @@ import struct
 import subprocess
 import sys
 import time
+import uuid
 
 import serving
 from serving import SEED, Skipped, program, run
@@ -58,7 +59,7 @@ class Server(serving.Server):
         self.malloc()
         self.rpc("nvmf_create_transport", trtype="TCP")
         self.rpc("nvmf_create_subsystem", nqn=NQN, allow_any_host=True, serial_number="MDNS")
-        self.rpc("nvmf_subsystem_add_ns", nqn=NQN, namespace={"bdev_name": "Malloc0"})
+        self.rpc("nvmf_subsystem_add_ns", nqn=NQN, namespace={"bdev_name": "Malloc0", "uuid": str(uuid.uuid4())})
         self.add_listener(address, port)
 
     def add_listener(self, address, port):
@@ -68,8 +69,8 @@ class Server(serving.Server):
         """Discovers and attaches what is announced; -> the name of the bdev."""
         self.rpc("bdev_nvme_start_mdns_discovery", name="found", svcname=SERVICE)
         until("the bdev", lambda: self.bdevs() & {"found0_nvme0n1"})
-        info = self.rpc("bdev_nvme_get_mdns_discovery_info")
-        assert [(one["name"], one["svcname"]) for one in info] == [("found", SERVICE)], info
+        info = [one for one in self.rpc("bdev_nvme_get_mdns_discovery_info") if one["name"] == "found"]
+        assert [one["svcname"] for one in info] == [SERVICE], info
         return info[0]["referrals"]
 
     def bdevs(self):
