@@ -17,7 +17,7 @@ const KNOWN: &[(&str, usize)] = &[
     ("apps/xtask", 27),
     ("bdev/accel", 3),
     ("bdev/layer", 27),
-    ("bdev/nvme", 6),
+    ("bdev/nvme", 7),
     ("bdev/raid", 10),
     ("control", 11),
     ("drivers/nvme", 4),

@@ -8,8 +8,6 @@ use wire_nvme::log::{
     SetFeature, event_timestamp,
 };
 
-use crate::SubsystemNamespace;
-
 /// Bytes of a page at most, the header included: the unit of PELS.
 pub(crate) const PAGE_BYTES_MAX: usize = 64 << 10;
 const EVENTS_BYTES_MAX: usize = PAGE_BYTES_MAX - PersistentEventHeader::SIZE;
@@ -59,27 +57,10 @@ impl PersistentEventLog {
         log
     }
 
-    /// Records that a namespace was created. One that only some hosts see is not recorded, because every host
-    /// of the subsystem may read the log.
-    pub fn namespace_created(&self, namespace: &SubsystemNamespace, ana_reporting: bool) {
-        let SubsystemNamespace { nsid, blocks, anagrpid, .. } = *namespace;
-        let anagrpid = if ana_reporting { anagrpid } else { 0 };
-        let event = ChangeNamespace { deleted: false, blocks, shared: true, anagrpid, nsid };
-        self.namespace_changed(namespace, &event);
-    }
-
-    /// Records that a namespace was deleted; as [`namespace_created`](Self::namespace_created).
-    pub fn namespace_deleted(&self, namespace: &SubsystemNamespace) {
-        let event = ChangeNamespace { deleted: true, nsid: namespace.nsid, ..ChangeNamespace::default() };
-        self.namespace_changed(namespace, &event);
-    }
-
-    fn namespace_changed(&self, namespace: &SubsystemNamespace, event: &ChangeNamespace) {
-        if namespace.visible_hosts.is_none() {
-            let mut data = [0; ChangeNamespace::SIZE];
-            event.encode(&mut data);
-            self.record(PersistentEventType::ChangeNamespace, NO_ORIGIN, &data);
-        }
+    pub(crate) fn record_namespace(&self, event: &ChangeNamespace) {
+        let mut data = [0; ChangeNamespace::SIZE];
+        event.encode(&mut data);
+        self.record(PersistentEventType::ChangeNamespace, NO_ORIGIN, &data);
     }
 
     pub(crate) fn record_reset(&self, origin: EventOrigin) {

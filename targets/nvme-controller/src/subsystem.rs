@@ -8,7 +8,7 @@ use nvme_auth::{AuthKeys, TlsPsk};
 use uuid::Uuid;
 use wire_nvme::fabrics::Nqn;
 use wire_nvme::identify::NamespaceDescriptor;
-use wire_nvme::log::AnaState;
+use wire_nvme::log::{AnaState, ChangeNamespace};
 use wire_nvme::protection::MetadataFormat;
 
 use crate::PersistentEventLog;
@@ -263,6 +263,26 @@ impl Subsystem {
                 self.namespaces_max
             );
             last = nsid;
+        }
+    }
+}
+
+impl PersistentEventLog {
+    /// Records that a namespace was created. One that only some hosts see is not recorded, because every host
+    /// of the subsystem may read the log.
+    pub fn namespace_created(&self, namespace: &SubsystemNamespace, ana_reporting: bool) {
+        let SubsystemNamespace { nsid, blocks, anagrpid, .. } = *namespace;
+        let anagrpid = if ana_reporting { anagrpid } else { 0 };
+        if namespace.visible_hosts.is_none() {
+            self.record_namespace(&ChangeNamespace { deleted: false, blocks, shared: true, anagrpid, nsid });
+        }
+    }
+
+    /// Records that a namespace was deleted; as [`namespace_created`](Self::namespace_created).
+    pub fn namespace_deleted(&self, namespace: &SubsystemNamespace) {
+        if namespace.visible_hosts.is_none() {
+            let nsid = namespace.nsid;
+            self.record_namespace(&ChangeNamespace { deleted: true, nsid, ..ChangeNamespace::default() });
         }
     }
 }

@@ -29,6 +29,7 @@ mod control_plane;
 mod fabrics;
 mod failure;
 mod module;
+mod published;
 mod queue_report;
 mod queue_totals;
 mod rdma;

@@ -9,7 +9,7 @@ use control::{Keyring, RpcError};
 use reactor::ReactorHandle;
 
 use crate::NvmfTarget;
-use crate::rpc::mdns::PublishedTarget;
+use crate::published::PublishedTarget;
 
 /// The name of the target that always exists.
 pub(crate) const DEFAULT_TARGET: &str = "nvmf_tgt";
@@ -29,7 +29,7 @@ pub struct NvmfModule {
     /// Where the keys of hosts are.
     pub(crate) keyring: Keyring,
     /// What multicast DNS publishes.
-    pub(crate) mdns: Mutex<Option<PublishedTarget>>,
+    pub(crate) mdns: Mutex<Option<PublishedTarget<LimitedTarget>>>,
 }
 
 /// A target, with a limit that only methods know.

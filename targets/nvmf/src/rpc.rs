@@ -17,7 +17,7 @@ use crate::{NamespaceConfig, NvmfTarget, NvmfTargetError, SubsystemConfig};
 mod authentication;
 mod info;
 mod listeners;
-pub(crate) mod mdns;
+mod mdns;
 mod options;
 mod parameters;
 mod referrals;

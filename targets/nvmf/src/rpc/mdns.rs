@@ -3,28 +3,20 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
-use control::json::{Map, Value, json};
+use control::json::{Value, json};
 use control::{Method, RpcError};
 use mdns::{MdnsService, Publisher};
 use wire_nvme::fabrics::DISCOVERY_NQN;
 
 use super::parameters::TargetName;
 use crate::NvmfTarget;
-use crate::module::{LimitedTarget, NvmfModule};
+use crate::module::NvmfModule;
+use crate::published::PublishedTarget;
 
 /// Type of the service (NVMe TP 8009).
 const SERVICE: &str = "_nvme-disc._tcp";
 /// Addresses that are published at most.
 const ADDRESSES_MAX: usize = 32;
-
-/// What is published.
-pub(crate) struct PublishedTarget {
-    target: Arc<LimitedTarget>,
-    name: TargetName,
-    addresses: Vec<(Ipv4Addr, u16)>,
-    /// `None` while there is no address.
-    publisher: Option<Publisher>,
-}
 
 pub(super) fn methods() -> Vec<Method<NvmfModule>> {
     vec![
@@ -71,8 +63,8 @@ fn publish(module: &NvmfModule, params: PublishMdns) -> Result<bool, RpcError> {
         return Err(RpcError::new(RpcError::EINVAL, message));
     }
     let publisher = start(&addresses)?;
-    *published =
-        Some(PublishedTarget { target, name: params.tgt_name, addresses, publisher: Some(publisher) });
+    let params = params.tgt_name.to_member().into_iter().collect();
+    *published = Some(PublishedTarget { target, params, addresses, publisher: Some(publisher) });
     Ok(true)
 }
 
@@ -157,7 +149,7 @@ impl NvmfModule {
     /// The call that publishes again what is published.
     pub(super) fn mdns_call(&self) -> Option<Value> {
         let published = sync::lock(&self.mdns);
-        let params: Map<String, Value> = published.as_ref()?.name.to_member().into_iter().collect();
+        let params = &published.as_ref()?.params;
         Some(json!({ "method": "nvmf_publish_mdns_prr", "params": params }))
     }
 }

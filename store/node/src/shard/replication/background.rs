@@ -162,6 +162,8 @@ impl Shard {
             || replication.is_redoing()
             || replication.copies_to_place > 0
             || !self.waiting_for_flush.is_empty()
+            // Space is freed by a checkpoint of what is in place.
+            || self.checkpoint_wanted
             || self.unplaced.is_half_full();
         let is_enough = self.has_enough_to_flush() || is_wanted;
         if next.is_some() && !waits_to_settle && (is_enough || self.is_flush_due()) {
