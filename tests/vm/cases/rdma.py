@@ -120,9 +120,11 @@ def rdma_initiator(bench):
     listed = json.loads(guest.check(f"ringbolt nvme discover nvme+rdma://{ADDRESS}:4420 --json", 60))
     found = [record for record in listed if record["subnqn"] == NQN]
     assert [(one["trtype"], one["traddr"], one["trsvcid"]) for one in found] == [("RDMA", ADDRESS, "4420")], listed
-    discovery = f"trtype=RDMA adrfam=IPv4 traddr={ADDRESS} trsvcid=4420 wait_for_attach=true"
+    discovery = f"trtype=RDMA adrfam=IPv4 traddr={ADDRESS} trsvcid=4421 wait_for_attach=true"
     assert rpc(guest, f"bdev_nvme_start_discovery name=D {discovery}") is True
-    assert rpc(guest, "bdev_get_bdevs name=D0n1")[0]["driver_specific"]["nvme"][0]["trid"]["trtype"] == "RDMA"
+    bdevs = rpc(guest, "bdev_get_bdevs")
+    trids = {bdev["name"]: path["trid"] for bdev in bdevs for path in bdev["driver_specific"].get("nvme", [])}
+    assert trids.get("D0n1", {}).get("trtype") == "RDMA", (trids, rpc(guest, "bdev_nvme_get_discovery_info"))
     assert rpc(guest, "bdev_nvme_stop_discovery name=D") is True
     attach = "bdev_nvme_attach_controller trtype=RDMA adrfam=IPv4 traddr=10.0.2.15"
     assert rpc(guest, f"{attach} name=K trsvcid=4421 subnqn={kernel}") == ["Kn1"]

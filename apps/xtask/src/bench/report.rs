@@ -14,7 +14,7 @@ use super::{BenchRun, BenchmarkResult, reference};
 const OTHERS_MAX: f64 = 0.1;
 
 /// The metrics with rows of their own. CPU times are a column of the first row.
-pub(super) const ROWS: [BenchMetric; 60] = [
+pub(super) const ROWS: [BenchMetric; 67] = [
     BenchMetric::Iops,
     BenchMetric::Gibps,
     BenchMetric::MeanUs,
@@ -53,11 +53,18 @@ pub(super) const ROWS: [BenchMetric; 60] = [
     BenchMetric::HostSwitches,
     BenchMetric::FioSwitches,
     BenchMetric::PlainCpuRatio,
+    BenchMetric::TlsCpuRatio,
+    BenchMetric::TlsAddedUs,
     BenchMetric::PlainLatencyRatio,
     BenchMetric::WriteAmplification,
     BenchMetric::StallMs,
     BenchMetric::RecoveryMs,
     BenchMetric::MovedMs,
+    BenchMetric::MoveMedianUs,
+    BenchMetric::MoveMaxUs,
+    BenchMetric::StayMedianUs,
+    BenchMetric::StayMaxUs,
+    BenchMetric::EvenRatio,
     BenchMetric::CopyP99Ratio,
     BenchMetric::CephIops,
     BenchMetric::CephCpuNs,

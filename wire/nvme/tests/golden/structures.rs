@@ -55,6 +55,7 @@ fn identify_controller() {
         anacap: anacap::OPTIMIZED | anacap::CHANGE,
         anagrpmax: 32,
         nanagrpid: 33,
+        persistent_events_64kib: 0,
         sqes: 0x66,
         cqes: 0x44,
         maxcmd: 128,

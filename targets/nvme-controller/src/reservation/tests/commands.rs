@@ -61,6 +61,7 @@ fn host_without_an_identifier_cannot_reserve() {
     let (directory, subsystem) = (Arc::new(ControllerDirectory::new()), Arc::new(subsystem()));
     let host = test_host(&directory, &subsystem, A);
     let request = crate::directory::ControllerRequest {
+        concatenates: false,
         hostnqn: &crate::harness::host(),
         host_id: [0; 16],
         extended: None,
