@@ -41,7 +41,7 @@ const KNOWN: &[(&str, usize)] = &[
     ("targets/nvme-controller", 18),
     ("targets/iscsi", 10),
     ("targets/nbd", 5),
-    ("targets/nvmf", 34),
+    ("targets/nvmf", 36),
     ("targets/scsi", 28),
     ("targets/shell", 7),
     ("targets/vhost", 19),

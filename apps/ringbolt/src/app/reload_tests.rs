@@ -25,6 +25,7 @@ const UNDO: &[&str] = &[
     "bdev_null_delete",
     "bdev_nvme_detach_controller",
     "bdev_nvme_stop_discovery",
+    "bdev_nvme_stop_mdns_discovery",
     "bdev_passthru_delete",
     "bdev_pmem_delete",
     "bdev_raid_delete",
@@ -47,6 +48,7 @@ const UNDO: &[&str] = &[
     "nvmf_delete_target",
     "nvmf_discovery_remove_referral",
     "nvmf_ns_remove_host",
+    "nvmf_stop_mdns_prr",
     "nvmf_subsystem_remove_host",
     "nvmf_subsystem_remove_listener",
     "nvmf_subsystem_remove_ns",
@@ -124,6 +126,12 @@ fn elsewhere() -> Vec<(&'static str, Value, Value)> {
         "read_policy": "overlay", "flush_entries": 16, "flush_after_ms": 100, "threads": "run-to-completion",
         "checksum_cache_bytes": store_node::StoreTuning::default().checksum_cache_bytes });
     vec![
+        (
+            "bdev_nvme_start_mdns_discovery",
+            json!({ "name": "D", "svcname": "_nvme-disc._tcp", "hostnqn": null }),
+            json!({ "svcname": "_nvme-disc._tcp", "name": "D" }),
+        ),
+        ("nvmf_publish_mdns_prr", json!({ "tgt_name": null }), json!({})),
         (
             "bdev_pmem_create",
             json!({ "name": "p", "pmem_file": "/p", "uuid": "{00000000-0000-0000-0000-00000000000A}" }),
