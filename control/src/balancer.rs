@@ -187,6 +187,9 @@ fn move_away(targets: &[Arc<dyn BalancedTarget>], masks: &ThreadMasks) {
     exclude(targets, masks);
     for target in targets {
         let Some(loads) = target.loads() else { continue };
-        target.move_connections(&masks.moves(&target.reactors(), &loads));
+        let moves = masks.moves(&target.reactors(), &loads);
+        if !moves.is_empty() {
+            target.move_connections(&moves);
+        }
     }
 }

@@ -40,7 +40,9 @@ impl Sampler {
         };
         let excluded = handles.iter().zip(&loads).map(|(target, loads)| {
             let moves = masks.moves(&target.reactors(), loads);
-            target.move_connections(&moves);
+            if !moves.is_empty() {
+                target.move_connections(&moves);
+            }
             moves.len()
         });
         let has_excluded = excluded.sum::<usize>() > 0;

@@ -58,7 +58,8 @@ fn errors_name_transports_and_parameters_of_all_of_them() {
     let unknown = plane.create_error(json!({ "trtype": "TCP", "max_io": 8192 }));
     let names = "max_io: unknown parameter; expected trtype, tgt_name, max_queue_depth, \
                  max_io_qpairs_per_ctrlr, in_capsule_data_size, max_io_size, max_aq_depth, c2h_success, \
-                 max_srq_depth, disable_mappable_bar0, max_connections, ";
+                 max_srq_depth, acceptor_backlog, no_wr_batching, no_srq, disable_mappable_bar0, \
+                 max_connections, ";
     assert!(unknown.contains(names), "{unknown}");
     // An option of another transport has no effect, but a type.
     let wrong = plane.create_error(json!({ "trtype": "VFIOUSER", "max_connections": "many" }));

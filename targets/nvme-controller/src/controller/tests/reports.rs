@@ -114,7 +114,10 @@ fn supported_log_pages_and_features_match_behavior() {
         let pages = data(&mut harness, log_sqe(log(LogId::SupportedLogPages, 1024), 0));
         let pages = SupportedLogPages::decode(pages.as_slice().try_into().unwrap());
         for lid in 0..=255u8 {
-            let page = GetLogPage { lid, length_bytes: 512, ..GetLogPage::default() };
+            let mut page = GetLogPage { lid, length_bytes: 512, ..GetLogPage::default() };
+            if lid == LogId::PersistentEvents.to_wire() {
+                page.specific = wire_nvme::log::persistent_event_action::ESTABLISH;
+            }
             let answer = status(&mut harness, log_sqe(page, 0));
             assert_eq!(
                 answer.is_success(),
