@@ -215,7 +215,8 @@ mod tests {
     #[test]
     fn questions_about_a_service_are_answered_once_a_second_at_most() {
         let mut responder = responder();
-        (responder.poll(0), responder.poll(1000));
+        responder.poll(0);
+        responder.poll(1000);
         for (name, kind, expected) in [
             ("_nvme-disc._tcp.local", kind::PTR, &[1, 2][..]),
             ("_NVMe-Disc._tcp.local", kind::ANY, &[1, 2]),
@@ -243,7 +244,8 @@ mod tests {
     #[test]
     fn known_answers_and_responses_of_others_are_not_answered() {
         let mut responder = responder();
-        (responder.poll(0), responder.poll(1000));
+        responder.poll(0);
+        responder.poll(1000);
         let known = |ttl_s| DnsRecord {
             name: "_nvme-disc._tcp.local".parse().unwrap(),
             ttl_s,

@@ -16,8 +16,6 @@ use super::properties::VERSION;
 use super::{AdminResult, Controller};
 use crate::{INVALID_FIELD, SubsystemKind, SubsystemNamespace, io};
 
-/// Firmware revision (FR), at most 8 characters.
-
 /// Supported admin commands without effects on namespaces or the controller's capabilities.
 pub(super) const EFFECT_FREE_COMMANDS: [AdminOpcode; 5] = [
     AdminOpcode::GetLogPage,
