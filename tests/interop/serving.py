@@ -98,8 +98,8 @@ class Moves:
         try:
             while not self.stop.is_set():
                 for thread, own, other in [(1, *self.cpus[:2]), (2, *self.cpus[1::-1])]:
-                    self.server.rpc("thread_set_cpumask", id=thread, cpumask=f"[{other}]")
-                    self.server.rpc("thread_set_cpumask", id=thread, cpumask=f"[{own}]")
+                    self.server.rpc("thread_set_cpumask", id=thread, cpumask=f"{1 << other:#x}")
+                    self.server.rpc("thread_set_cpumask", id=thread, cpumask=f"{1 << own:#x}")
         except Exception as error:
             self.failure = error
 
