@@ -16,14 +16,14 @@ use masks::ThreadMasks;
 use sampler::Sampler;
 pub use target::{BalancedTarget, ConnectionLoad, ConnectionMove};
 
-/// How often connections are looked for that are on a core without being allowed to, while there is such a core: those
-/// that could not move at once, as during a login.
+/// How often connections are looked for that are on a core without being allowed to, while there is such a
+/// core: those that could not move at once, as during a login.
 const MASKS_PERIOD: Duration = Duration::from_millis(100);
 /// Longest sleep of a balancer that is off; it is woken when it is switched on.
 const OFF_PERIOD: Duration = Duration::from_secs(3600);
 
-/// Moves connections between reactors while it is on, and away from those whose masks say so: one of a program, from its
-/// start to its end.
+/// Moves connections between reactors while it is on, and away from those whose masks say so: one of a
+/// program, from its start to its end.
 ///
 /// At the end of each period it asks reactors and targets what they did, decides who moves, and has the
 /// targets move them. Its thread starts when it is switched on first; reactors spend some microseconds a
@@ -104,8 +104,8 @@ impl Balancer {
         Ok(())
     }
 
-    /// Sets on which cores the connections of a reactor may be: if its own is not among them, they move to the reactors
-    /// on these, and it gets no others. Those that can move have been asked to when it returns.
+    /// Sets on which cores the connections of a reactor may be: if its own is not among them, they move to
+    /// the reactors on these, and it gets no others. Those that can move have been asked to when it returns.
     ///
     /// # Errors
     /// The connections could be on no core, or the thread cannot be created. Nothing is changed.

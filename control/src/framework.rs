@@ -53,12 +53,18 @@ impl Module for Framework {
                 .at_any_stage()
                 .text("Runs and times of each poller.", "`tick_rate`, `threads`"),
             Method::of_plane("thread_set_cpumask", set_cpumask)
-                .text("Sets on which cores is served what the thread serves. A thread is a reactor, which stays on its \
-                    core. If that is not among the cores, its connections move to the reactors on them, each between two \
-                    commands, and it gets no other; connections that cannot move stay (docs/SCHEDULING.md). Not saved, as \
-                    in SPDK.", "true")
-                .errors(&[(RpcError::INVALID_PARAMS, "there is no such thread, or its connections could be on no core, \
-                    because there is no reactor on any of these, or because of the masks of other threads")]),
+                .text(
+                    "Sets on which cores is served what the thread serves. A thread is a reactor, which stays \
+                     on its core. If that is not among the cores, its connections move to the reactors on them, \
+                     each between two commands, and it gets no other; connections that cannot move stay \
+                     (docs/SCHEDULING.md). Not saved, as in SPDK.",
+                    "true",
+                )
+                .errors(&[(
+                    RpcError::INVALID_PARAMS,
+                    "there is no such thread, or its connections could be on no core, because there is no \
+                     reactor on any of these, or because of the masks of other threads",
+                )]),
             Method::of_plane("metrics_get", get_metrics)
                 .text("The present values of the metrics that docs/METRICS.md lists. Not an SPDK method.",
                     "array of `name`, `kind`, `unit`, `help` and `samples`: `labels` with `value`, or, of a histogram, \

@@ -54,9 +54,10 @@ impl Module for SchedulerModule {
             Method::update("framework_set_scheduler", set_scheduler)
                 .at_any_stage()
                 .text(
-                    "Selects which reactor serves which connection. Reactors stay on their cores. With `dynamic`, \
-                     I/O queues of NVMe/TCP and connections of iSCSI and NBD move between two commands, so that cores \
-                     are equally busy; others stay (docs/SCHEDULING.md). `ringbolt_target_moved` counts the moves.",
+                    "Selects which reactor serves which connection. Reactors stay on their cores. With \
+                     `dynamic`, I/O queues of NVMe/TCP and connections of iSCSI and NBD move between two \
+                     commands, so that cores are equally busy; others stay (docs/SCHEDULING.md). \
+                     `ringbolt_target_moved` counts the moves.",
                     "true",
                 ),
             Method::query("framework_get_scheduler", get_scheduler).at_any_stage().text(

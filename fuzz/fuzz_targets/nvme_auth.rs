@@ -1,5 +1,5 @@
-//! Messages of in-band authentication: the decoder, and both ends of an exchange. No message that a peer without the
-//! key makes up authenticates it, or generates a key of TLS.
+//! Messages of in-band authentication: the decoder, and both ends of an exchange. No message that a peer
+//! without the key makes up authenticates it, or generates a key of TLS.
 #![no_main]
 
 use std::cell::Cell;

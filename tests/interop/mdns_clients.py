@@ -1,10 +1,10 @@
 #!/usr/bin/python3 -B
-"""Discovery by multicast DNS of `ringbolt serve` against Avahi and python-zeroconf, and against hostile packets.
+"""Discovery by multicast DNS of `ringbolt serve` against Avahi, python-zeroconf and hostile packets.
 
     RINGBOLT=target/debug/ringbolt tests/interop/mdns_clients.py [CASE...]
 
-Each case prints one line. A case whose program is missing is SKIPPED, with the reason. An avahi-daemon that runs is
-used; otherwise one is started on a private bus, which takes root.
+Each case prints one line. A case whose program is missing is SKIPPED, with the reason. An avahi-daemon that
+runs is used; otherwise one is started on a private bus, which takes root.
 """
 
 import contextlib

@@ -4,7 +4,8 @@
     RINGBOLT=target/debug/ringbolt tests/interop/rbd_clients.py [CASE...]
 
 The distribution's Ceph runs as one monitor and one OSD in a temporary folder, on ports of 127.0.0.1 that are
-free. `rbd export` and `rbd import` judge what a bdev writes and reads. Without a Ceph that starts all are SKIPPED.
+free. `rbd export` and `rbd import` judge what a bdev writes and reads. Without a Ceph that starts all cases are
+SKIPPED.
 """
 
 import atexit

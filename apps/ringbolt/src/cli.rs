@@ -21,7 +21,7 @@ use crate::console;
         ringbolt rpc bdev_get_bdevs\n  \
         ringbolt perf --filename=null:1g --rw=randread --iodepth=128 --time_based --runtime=5s\n\n\
         Exit status: 0 success; 1 an I/O, a data check or a method failed; 2 invalid command line;\n  \
-        3 invalid configuration; 4 the machine lacks something (a file, a permission, a kernel's feature);\n  \
+        3 invalid configuration; 4 the machine lacks a file, a permission or a kernel's feature;\n  \
         5 no server answers on the RPC socket."
 )]
 pub(crate) struct Cli {

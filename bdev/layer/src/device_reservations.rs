@@ -36,7 +36,8 @@ pub enum OpenReservationsError {
     InUse(String),
 }
 
-/// The use of a device's [`Reservations`]. The state is dropped with the last lease; what persists is in the file.
+/// The use of a device's [`Reservations`]. The state is dropped with the last lease; what persists is in the
+/// file.
 #[derive(Debug)]
 pub struct ReservationLease {
     reservations: Arc<Reservations>,
@@ -44,8 +45,9 @@ pub struct ReservationLease {
     table: Arc<ReservationTable>,
 }
 
-/// The first part of [`Registry::prepare_reservations`](crate::Registry::prepare_reservations): the reservations of a device
-/// with a file are open already; those of others are opened at the end. The default has no file.
+/// The first part of [`Registry::prepare_reservations`](crate::Registry::prepare_reservations): the
+/// reservations of a device with a file are open already; those of others are opened at the end. The default
+/// has no file.
 #[derive(Debug, Default)]
 pub struct PreparedReservations {
     pub(crate) has_file: bool,
@@ -54,8 +56,9 @@ pub struct PreparedReservations {
 
 /// The reservations of devices that are in use, by the device's UUID.
 ///
-/// One thread writes all files: a sync would stall a reactor, and an order of reads and writes is what keeps a state
-/// that is opened again the one that was written last. The table's lock is not held while a file is accessed.
+/// One thread writes all files: a sync would stall a reactor, and an order of reads and writes is what keeps
+/// a state that is opened again the one that was written last. The table's lock is not held while a file is
+/// accessed.
 #[derive(Debug, Default)]
 pub(crate) struct ReservationTable(Mutex<TableState>);
 
@@ -76,8 +79,8 @@ struct DeviceEntry {
 
 #[derive(Debug)]
 enum ReservationFileJob {
-    /// Reads a file, or starts with an empty state, and writes it, so that an unusable file is an error now and not at
-    /// the first reservation.
+    /// Reads a file, or starts with an empty state, and writes it, so that an unusable file is an error now
+    /// and not at the first reservation.
     Open(PathBuf, Uuid, SyncSender<Result<ReservationState, OpenReservationsError>>),
     /// Replaces the content of a file.
     Save(PathBuf, Vec<u8>, SaveCompletion),

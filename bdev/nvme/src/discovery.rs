@@ -1,7 +1,8 @@
 //! Discovery: attaches the subsystems in the discovery log page, and detaches those that are removed from it.
 //!
-//! A task on the control core keeps an association with the discovery controller and reads its log page after every
-//! change. A thread of each service attaches and detaches controllers, which blocks on the control core.
+//! A task on the control core keeps an association with the discovery controller and reads its log page after
+//! every change. A thread of each service attaches and detaches controllers, which blocks on the control
+//! core.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -82,8 +83,8 @@ fn portal_of(uri: &Uri) -> Option<Portal> {
     }
 }
 
-/// Follows the referrals of a discovery controller, at most [`SERVICES_MAX`] and each once; returns the subsystems
-/// that are reached over the same transport: the machine need not have a device for others.
+/// Follows the referrals of a discovery controller, at most [`SERVICES_MAX`] and each once; returns the
+/// subsystems that are reached over the same transport: the machine need not have a device for others.
 async fn follow_referrals(core: &Core, first: Vec<DiscoveryEntry>, own: &Uri, options: &Options) -> Vec<Uri> {
     let Some(own) = portal_of(own) else { return Vec::new() };
     let transport = own.0;
@@ -174,8 +175,8 @@ impl<Q: FabricsQueue> PathSession for DiscoverySession<Q> {
     }
 }
 
-/// Attaches and detaches controllers so that they match the log page, until the service stops; returns those that it has
-/// attached. Runs on the service's thread.
+/// Attaches and detaches controllers so that they match the log page, until the service stops; returns those
+/// that it has attached. Runs on the service's thread.
 pub(crate) fn apply_updates(
     initiator: &Initiator,
     discovery: &DiscoveryConfig,
@@ -260,8 +261,8 @@ fn spawn<Q: FabricsQueue>(
 }
 
 impl Initiator {
-    /// Starts a discovery service. With `wait` it blocks until the subsystems of the first log page are attached, or
-    /// the discovery controller could not be reached.
+    /// Starts a discovery service. With `wait` it blocks until the subsystems of the first log page are
+    /// attached, or the discovery controller could not be reached.
     pub fn start_discovery(
         &self,
         discovery: DiscoveryConfig,
@@ -319,8 +320,8 @@ impl Initiator {
         outcome
     }
 
-    /// Stops a discovery service, then detaches the controllers that it attached, one after the other. If `job` is
-    /// cancelled, the remaining ones stay.
+    /// Stops a discovery service, then detaches the controllers that it attached, one after the other. If
+    /// `job` is cancelled, the remaining ones stay.
     pub fn stop_discovery(&self, name: &str, job: &JobHandle) -> Result<(), InitiatorError> {
         let service = self.discovery_services().remove(name);
         let service = service.ok_or_else(|| InitiatorError::NotFound(name.to_string()))?;

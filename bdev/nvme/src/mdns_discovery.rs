@@ -13,7 +13,8 @@ use crate::discovery_service::DiscoveryConfig;
 use crate::initiator::{Initiator, InitiatorError};
 use crate::path::{PathConfig, TransportId};
 
-/// Discovery controllers that are followed at most, of each search: any host of the network may announce some.
+/// Discovery controllers that are followed at most, of each search: any host of the network may announce
+/// some.
 const CONTROLLERS_MAX: usize = 8;
 
 /// Searches by multicast DNS, by name.
@@ -41,7 +42,8 @@ pub(crate) struct MdnsSearchInfo {
 
 impl MdnsSearches {
     /// Starts a search for a type of service such as `_nvme-disc._tcp`. For each discovery controller that is
-    /// found a discovery service is started, with the options of `template`, as NAME0_nvme, NAME1_nvme and so on.
+    /// found a discovery service is started, with the options of `template`, as NAME0_nvme, NAME1_nvme and so
+    /// on.
     ///
     /// # Errors
     /// There is a search of this name or for this service, or port 5353 cannot be used.
@@ -73,8 +75,8 @@ impl MdnsSearches {
         Ok(())
     }
 
-    /// Ends a search, then the discovery services that it has started. If `job` is cancelled, the remaining ones
-    /// stay.
+    /// Ends a search, then the discovery services that it has started. If `job` is cancelled, the remaining
+    /// ones stay.
     pub(crate) fn stop(
         &self,
         initiator: &Initiator,
@@ -137,7 +139,10 @@ fn follow(
     }
     if found.len() == CONTROLLERS_MAX {
         let address = id.0.controller();
-        log::warn!(target: "bdev_nvme", "{name}: {address} is ignored: {CONTROLLERS_MAX} are followed at most");
+        log::warn!(
+            target: "bdev_nvme",
+            "{name}: {address} is ignored: {CONTROLLERS_MAX} are followed at most"
+        );
         return;
     }
     let service_name = format!("{name}{}_nvme", found.len());

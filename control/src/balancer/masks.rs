@@ -1,8 +1,8 @@
 //! On which cores the connections of a thread may be, as `thread_set_cpumask` says.
 //!
-//! A thread of SPDK moves between cores with all that it serves. Here a thread is a reactor, and stays on its core; what
-//! it serves moves. So a mask without the reactor's own core has its connections move to the reactors on the cores of the
-//! mask, and keeps others away.
+//! A thread of SPDK moves between cores with all that it serves. Here a thread is a reactor, and stays on its
+//! core; what it serves moves. So a mask without the reactor's own core has its connections move to the
+//! reactors on the cores of the mask, and keeps others away.
 
 use std::collections::BTreeMap;
 
@@ -72,8 +72,8 @@ impl ThreadMasks {
         self.0.keys().copied().filter(|reactor| self.excludes(*reactor)).collect()
     }
 
-    /// The moves of a target's connections away from such reactors: each to the reactor with the fewest, of those that
-    /// its mask has. What has no such reactor stays. `reactors` and `loads` are the target's.
+    /// The moves of a target's connections away from such reactors: each to the reactor with the fewest, of
+    /// those that its mask has. What has no such reactor stays. `reactors` and `loads` are the target's.
     pub(super) fn moves(&self, reactors: &[usize], loads: &[Vec<ConnectionLoad>]) -> Vec<ConnectionMove> {
         let mut counts: Vec<usize> = loads.iter().map(Vec::len).collect();
         let mut moves = Vec::new();
@@ -108,7 +108,8 @@ mod tests {
         let moves = masks.moves(&[0, 1, 2, 3], &loads);
         let to: Vec<(u64, usize, usize)> = moves.iter().map(|one| (one.id, one.from, one.to)).collect();
         assert_eq!(to, [(1, 0, 3), (2, 0, 2), (3, 0, 3)]);
-        // Places are those among the target's reactors; one without a reactor of the mask keeps its connections.
+        // Places are those among the target's reactors; one without a reactor of the mask keeps its
+        // connections.
         let moves = masks.moves(&[0, 3], &[vec![load(1)], vec![]]);
         assert_eq!(moves, [ConnectionMove { id: 1, from: 0, to: 1 }]);
         assert_eq!(masks.moves(&[0, 1], &[vec![load(1)], vec![]]), []);

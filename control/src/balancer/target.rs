@@ -12,8 +12,8 @@ pub trait BalancedTarget: Send + Sync {
     /// last call. `None` if a reactor does not answer. Waits for the reactors.
     fn loads(&self) -> Option<Vec<Vec<ConnectionLoad>>>;
 
-    /// Has the reactors with these indexes get no connection that is accepted from now on, and all others get some. By
-    /// default connections are assigned to any.
+    /// Has the reactors with these indexes get no connection that is accepted from now on, and all others get
+    /// some. By default connections are assigned to any.
     fn exclude_reactors(&self, reactors: &[usize]) {
         _ = reactors;
     }

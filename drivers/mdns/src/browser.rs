@@ -7,8 +7,8 @@ use wire_mdns::{DecodeError, DnsMessage, DnsName, DnsQuestion, DnsRecord, Record
 
 use crate::{MdnsError, service_kind};
 
-/// Instances, and hosts, that are remembered at most; what is beyond is ignored, because any host of the network
-/// may answer.
+/// Instances, and hosts, that are remembered at most; what is beyond is ignored, because any host of the
+/// network may answer.
 const ENTRIES_MAX: usize = 64;
 /// Interval after the first query; each is twice as long as the one before, up to an hour (RFC 6762, section
 /// 5.2).
@@ -46,8 +46,8 @@ impl FoundService {
 
 /// Finds the instances of a service: asks for them, ever more rarely, and listens for announcements.
 ///
-/// The caller multicasts what [`poll`](Self::poll) returns at [`deadline`](Self::deadline), and passes received
-/// messages to [`receive`](Self::receive). Withdrawn instances stay known.
+/// The caller multicasts what [`poll`](Self::poll) returns at [`deadline`](Self::deadline), and passes
+/// received messages to [`receive`](Self::receive). Withdrawn instances stay known.
 #[derive(Debug)]
 pub struct Browser {
     kind: DnsName,

@@ -3,12 +3,13 @@
 //!
 //! [`Responder`] and [`Browser`] are the protocol, without a socket and with a clock in milliseconds. A
 //! publisher or a discovery runs one on a thread with a socket on port 5353, which other programs of the
-//! machine may use too. Answers are multicast only, each service at most once a second, so that questions with
-//! a forged source cost the local network little.
+//! machine may use too. Answers are multicast only, each service at most once a second, so that questions
+//! with a forged source cost the local network little.
 //!
 //! ```
 //! use mdns::{Browser, MdnsService, Responder};
-//! let service = MdnsService::new("_nvme-disc._tcp", "one", "host-a", [192, 0, 2, 1].into(), 8009, &["p=tcp"])?;
+//! let address = [192, 0, 2, 1].into();
+//! let service = MdnsService::new("_nvme-disc._tcp", "one", "host-a", address, 8009, &["p=tcp"])?;
 //! let mut responder = Responder::new(vec![service], 7);
 //! let mut browser = Browser::new("_nvme-disc._tcp")?;
 //! let query = browser.poll(0).expect("the first query is due");

@@ -30,9 +30,9 @@ pub struct MdnsService {
 }
 
 impl MdnsService {
-    /// A service of a kind such as `_nvme-disc._tcp`. Instance and host are labels; the caller sees to it that
-    /// no other program of the network has them, because names are not probed for. `text` are attributes of
-    /// the form `key=value`, of 255 bytes at most.
+    /// A service of a kind such as `_nvme-disc._tcp`. Instance and host are labels; the caller sees to it
+    /// that no other program of the network has them, because names are not probed for. `text` are attributes
+    /// of the form `key=value`, of 255 bytes at most.
     ///
     /// # Errors
     /// A name is not valid.

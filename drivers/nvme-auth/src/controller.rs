@@ -20,8 +20,8 @@ pub enum AuthStatus {
     Pending,
     /// The host is authenticated, and has accepted the controller if it challenged it.
     Authenticated,
-    /// It has failed for good: the connection is closed. The step is the kind of the message that was wrong, or that
-    /// reported the failure.
+    /// It has failed for good: the connection is closed. The step is the kind of the message that was wrong,
+    /// or that reported the failure.
     Failed(AuthMessageKind, AuthFailure),
 }
 
@@ -39,10 +39,11 @@ pub enum Received {
 /// The exchange of a controller with a host on one queue (Base 2.0, section 8.13.5).
 ///
 /// The transport passes the data of each Authentication Send command to [`sent`](Self::sent) and answers each
-/// Authentication Receive command by [`receive`](Self::receive). A message that is wrong is answered with AUTH_Failure1
-/// by the next [`receive`](Self::receive), and then the exchange [has failed](AuthStatus::Failed). A host may begin anew
-/// when it is authenticated; it stays so until that exchange fails. An exchange takes at most 3 KiB, and two
-/// exponentiations in the selected group, which block: 1 ms in ffdhe2048, some 20 ms in ffdhe8192.
+/// Authentication Receive command by [`receive`](Self::receive). A message that is wrong is answered with
+/// AUTH_Failure1 by the next [`receive`](Self::receive), and then the exchange [has
+/// failed](AuthStatus::Failed). A host may begin anew when it is authenticated; it stays so until that
+/// exchange fails. An exchange takes at most 3 KiB, and two exponentiations in the selected group, which
+/// block: 1 ms in ffdhe2048, some 20 ms in ffdhe8192.
 ///
 /// With secure channel concatenation it also generates a PSK of TLS, which
 /// [`take_generated`](Self::take_generated) returns when the host is authenticated.

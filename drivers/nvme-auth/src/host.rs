@@ -56,8 +56,8 @@ pub enum HostAction {
 
 /// The exchange of a host with a controller on one queue (Base 2.0, section 8.13.5).
 ///
-/// [`new`](Self::new) makes the first message. After each one that it sends, the host receives one and passes it to
-/// [`receive`](Self::receive), which says what follows. With secure channel concatenation
+/// [`new`](Self::new) makes the first message. After each one that it sends, the host receives one and passes
+/// it to [`receive`](Self::receive), which says what follows. With secure channel concatenation
 /// ([`concatenating`](Self::concatenating)) it has a PSK of TLS afterwards.
 pub struct HostAuth {
     keys: AuthKeys,
@@ -77,8 +77,8 @@ enum State {
 }
 
 impl HostAuth {
-    /// Begins an exchange. `transaction` is another number for each exchange of an association. Returns it with its
-    /// first message.
+    /// Begins an exchange. `transaction` is another number for each exchange of an association. Returns it
+    /// with its first message.
     pub fn new(
         keys: AuthKeys,
         parties: AuthParties,

@@ -1,4 +1,5 @@
-//! In-band authentication of NVMe, DH-HMAC-CHAP, for hosts and controllers (Base 2.0, section 8.13.5). Sans-IO.
+//! In-band authentication of NVMe, DH-HMAC-CHAP, for hosts and controllers (Base 2.0, section 8.13.5).
+//! Sans-IO.
 //!
 //! An [`AuthKey`] is a secret of a host or a controller. [`HostAuth`] is the exchange of a host on one queue,
 //! [`ControllerAuth`] that of a controller: each takes the messages of the other and makes those that answer.

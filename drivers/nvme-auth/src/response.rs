@@ -44,8 +44,8 @@ pub(crate) struct Challenge<'a> {
 }
 
 impl Challenge<'_> {
-    /// The response of an end (Base 2.0, section 8.13.5.4 and 8.13.5.5). Its label and the order of the names make the
-    /// two ends' differ, so that a response cannot be reflected.
+    /// The response of an end (Base 2.0, section 8.13.5.4 and 8.13.5.5). Its label and the order of the names
+    /// make the two ends' differ, so that a response cannot be reflected.
     pub(crate) fn response(&self, by: Responder, key: &AuthKey, parties: &AuthParties) -> HashValue {
         let (host, subsystem) = (parties.hostnqn.as_str(), parties.subnqn.as_str());
         let (label, own, other) = match by {

@@ -25,7 +25,8 @@ fn received(controller: &mut ControllerAuth) -> Vec<u8> {
     message
 }
 
-/// A controller and a host with these keys: of the host at the controller and at the host, and of the controller.
+/// A controller and a host with these keys: of the host at the controller and at the host, and of the
+/// controller.
 struct Pair {
     controller: ControllerAuth,
     host: HostAuth,
@@ -408,7 +409,8 @@ fn names_of_options_are_spdks() {
 }
 
 proptest! {
-    /// Whatever one byte of one message is changed to, neither end accepts the other wrongly, and none panics.
+    /// Whatever one byte of one message is changed to, neither end accepts the other wrongly, and none
+    /// panics.
     #[test]
     fn a_changed_message_never_authenticates(
         which in 0..4usize, at in 0..1000usize, value in 1..=255u8, mutual in any::<bool>(),

@@ -1,8 +1,9 @@
 //! Advisory locks of the files behind devices: readers share a file, a writer has it alone.
 //!
-//! [`lock`] takes a [`LockMode`] with `flock(2)` and otherwise returns the [`LockHolder`], by process. The lock belongs to
-//! the open file description: it ends when all its descriptors are closed, those in an io_uring included. Every program
-//! of this project that opens a file as a device, to serve or to measure it, takes it.
+//! [`lock`] takes a [`LockMode`] with `flock(2)` and otherwise returns the [`LockHolder`], by process. The
+//! lock belongs to the open file description: it ends when all its descriptors are closed, those in an
+//! io_uring included. Every program of this project that opens a file as a device, to serve or to measure it,
+//! takes it.
 //!
 //! ```
 //! use std::time::Duration;
@@ -69,9 +70,9 @@ impl fmt::Display for LockHolder {
     }
 }
 
-/// Locks an open file, and waits up to `timeout` while others have locked it: the kernel closes the files of a killed
-/// process's io_uring some time after its end, and no event announces that. File systems without locks are used
-/// without one. A loop device's file has a lock of its own: see [`lock_device`].
+/// Locks an open file, and waits up to `timeout` while others have locked it: the kernel closes the files of
+/// a killed process's io_uring some time after its end, and no event announces that. File systems without
+/// locks are used without one. A loop device's file has a lock of its own: see [`lock_device`].
 ///
 /// # Errors
 /// The process that has locked the file in a way that excludes `mode`.
@@ -135,8 +136,9 @@ fn backing_file(device: impl AsFd) -> Option<(PathBuf, File, bool)> {
     ((found.st_dev, found.st_ino) == (behind.device, behind.inode)).then_some((path, file, is_part))
 }
 
-/// The environment variable with the descriptors, separated by commas, of files that a process has locked and shares with
-/// the processes that it starts. Who would lock such a file uses the descriptor, whose lock it is too.
+/// The environment variable with the descriptors, separated by commas, of files that a process has locked and
+/// shares with the processes that it starts. Who would lock such a file uses the descriptor, whose lock it is
+/// too.
 pub const SHARED_LOCKS_VARIABLE: &str = "RINGBOLT_SHARED_LOCKS";
 
 const RETRY_INTERVAL: Duration = Duration::from_millis(10);
@@ -154,8 +156,8 @@ fn holder(file: impl AsFd) -> LockHolder {
     LockHolder { pid, program, backing: None }
 }
 
-/// The process of the first `flock` on a file, from the text of `/proc/locks` (proc(5)). Locks that a process waits for
-/// have `->` as their second field, and processes of other namespaces the number 0 or -1.
+/// The process of the first `flock` on a file, from the text of `/proc/locks` (proc(5)). Locks that a process
+/// waits for have `->` as their second field, and processes of other namespaces the number 0 or -1.
 fn holder_in(locks: &str, status: &Stat) -> Option<u32> {
     let device = status.st_dev;
     let file = format!("{:02x}:{:02x}:{}", major(device), minor(device), status.st_ino);

@@ -85,8 +85,8 @@ pub fn loop_file(device: impl AsFd) -> io::Result<LoopBackingFile> {
         encryption_key: [0; 32],
         init: [0; 2],
     };
-    // SAFETY: LOOP_GET_STATUS64 writes a `struct loop_info64`, which is local and of that size; the kernel does not access
-    // it after the call.
+    // SAFETY: LOOP_GET_STATUS64 writes a `struct loop_info64`, which is local and of that size; the kernel
+    // does not access it after the call.
     match unsafe { libc::ioctl(device.as_fd().as_raw_fd(), LOOP_GET_STATUS64, &raw mut info) } {
         0 => {
             let LoopInfo { device, inode, offset, size_limit, .. } = info;

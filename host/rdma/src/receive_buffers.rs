@@ -145,8 +145,8 @@ mod tests {
         assert_eq!(affordable(usize::MAX, 64), u32::MAX);
     }
 
-    /// The buffers of a core's pool, whose memory is limited, are as many as the share has: whole buffers of the
-    /// pool may have space for a few more, which are not used.
+    /// The buffers of a core's pool, whose memory is limited, are as many as the share has: whole buffers of
+    /// the pool may have space for a few more, which are not used.
     #[test]
     fn fewer_buffers_than_wanted_are_made_if_memory_is_small() {
         let config = reactor::ReactorConfig::default();

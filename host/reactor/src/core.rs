@@ -18,8 +18,8 @@ use crate::poller::{Period, Poller};
 
 /// A core's event loop, buffer pool, clock, randomness, pollers and tasks, for code on that core.
 ///
-/// Code on a core takes the time from [`now_ns`](Self::now_ns) and random numbers from [`rng`](Self::rng), never from
-/// the process: a simulation replaces both when it creates the reactor
+/// Code on a core takes the time from [`now_ns`](Self::now_ns) and random numbers from [`rng`](Self::rng),
+/// never from the process: a simulation replaces both when it creates the reactor
 /// ([`ReactorConfig::simulated`](crate::ReactorConfig::simulated)).
 ///
 /// A clone costs a reference count; a `Core` cannot leave its thread.
@@ -97,13 +97,14 @@ impl Core {
         &self.0.clock
     }
 
-    /// A random generator of its own for the caller. Simulated cores give the same generators in the same order.
+    /// A random generator of its own for the caller. Simulated cores give the same generators in the same
+    /// order.
     pub fn rng(&self) -> WyRand {
         self.0.random.borrow_mut().split()
     }
 
-    /// Attaches what simulated components of this core find with [`environment`](Self::environment), such as the
-    /// core's place in a simulated network. Returns whether nothing was attached before.
+    /// Attaches what simulated components of this core find with [`environment`](Self::environment), such as
+    /// the core's place in a simulated network. Returns whether nothing was attached before.
     pub fn attach_environment(&self, environment: Rc<dyn Any>) -> bool {
         self.0.environment.set(environment).is_ok()
     }
@@ -113,8 +114,9 @@ impl Core {
         self.0.environment.get().cloned()?.downcast().ok()
     }
 
-    /// The core's value of a type, made when it is first asked for: what components of a core have in common that do not
-    /// know each other. The search takes a comparison for each type, so a component keeps what it gets.
+    /// The core's value of a type, made when it is first asked for: what components of a core have in common
+    /// that do not know each other. The search takes a comparison for each type, so a component keeps what it
+    /// gets.
     pub fn local<T: Default + 'static>(&self) -> Rc<T> {
         let mut locals = self.0.locals.borrow_mut();
         if let Some(local) = locals.iter().find_map(|local| local.clone().downcast().ok()) {
@@ -130,8 +132,8 @@ impl Core {
         self.0.new_pollers.borrow_mut().push((poller, period));
     }
 
-    /// Starts a task; `false` if the core has the maximum number of tasks. For the control plane only: the data
-    /// path uses pollers.
+    /// Starts a task; `false` if the core has the maximum number of tasks. For the control plane only: the
+    /// data path uses pollers.
     pub fn spawn(&self, task: impl Future<Output = ()> + 'static) -> bool {
         self.0.executor.spawn(Box::pin(task))
     }
@@ -156,9 +158,9 @@ impl Core {
         })
     }
 
-    /// Creates a mailbox for at least `capacity` messages, whose sender wakes this core if it sleeps. A poller that has the
-    /// receiver returns `Some(0)` from [`deadline`](crate::Poller::deadline) while a message is there: one that arrives
-    /// after its poll finds the core awake.
+    /// Creates a mailbox for at least `capacity` messages, whose sender wakes this core if it sleeps. A
+    /// poller that has the receiver returns `Some(0)` from [`deadline`](crate::Poller::deadline) while a
+    /// message is there: one that arrives after its poll finds the core awake.
     pub fn mailbox<T>(&self, capacity: usize) -> (MailboxSender<T>, MailboxReceiver<T>) {
         let (queue, receiver) = mailbox::bounded(capacity);
         (MailboxSender { queue, waker: self.0.event_loop.waker() }, receiver)

@@ -56,7 +56,8 @@ pub struct ReactorConfig {
     pub arena: Arc<Arena>,
     /// Configuration of the event loop.
     pub event_loop: os::EventLoopConfig,
-    /// Stall limit: a longer turn is counted as a stall, and reported on standard error at most once per second.
+    /// Stall limit: a longer turn is counted as a stall, and reported on standard error at most once per
+    /// second.
     pub stall_ns: u64,
     /// The clock of the cores; `None` is the machine's. With a virtual clock and
     /// [`EventBackend::Virtual`](os::EventBackend::Virtual) a simulation turns the reactors.
@@ -66,8 +67,8 @@ pub struct ReactorConfig {
 }
 
 impl ReactorConfig {
-    /// The configuration of simulated cores: virtual time, no kernel interface, and reactors that never sleep or
-    /// pin their thread. [`Reactor::for_core`] makes each, and the simulation calls [`Reactor::turn`].
+    /// The configuration of simulated cores: virtual time, no kernel interface, and reactors that never sleep
+    /// or pin their thread. [`Reactor::for_core`] makes each, and the simulation calls [`Reactor::turn`].
     pub fn simulated(clock: VirtualClock, seed: u64, cores: u32, arena: &Arc<Arena>) -> ReactorConfig {
         ReactorConfig {
             cpus: CpuSet::new((0..cores).collect()).expect("a node has at least one core"),
@@ -147,9 +148,9 @@ const MESSAGES_MAX: usize = 1024;
 
 /// One core's event loop, on the thread that created it.
 ///
-/// Each [`turn`](Self::turn) reaps kernel events, processes messages, runs the pollers, then the ready tasks, and
-/// sleeps if there was no work and the [`IdlePolicy`] allows it. It owns the pollers and, through [`Core`], the
-/// event loop, the buffer pool and the tasks.
+/// Each [`turn`](Self::turn) reaps kernel events, processes messages, runs the pollers, then the ready tasks,
+/// and sleeps if there was no work and the [`IdlePolicy`] allows it. It owns the pollers and, through
+/// [`Core`], the event loop, the buffer pool and the tasks.
 pub struct Reactor {
     core: Core,
     idle: IdlePolicy,
@@ -257,8 +258,8 @@ impl Reactor {
         }
     }
 
-    /// Drops the pollers and the tasks where they stand, as when the process ends. Without it, a task that holds the
-    /// core keeps both alive.
+    /// Drops the pollers and the tasks where they stand, as when the process ends. Without it, a task that
+    /// holds the core keeps both alive.
     pub fn discard(mut self) {
         self.pollers.clear();
         self.core.inner().new_pollers.borrow_mut().clear();
@@ -353,8 +354,8 @@ impl Reactor {
         }));
     }
 
-    /// Runs the pollers that are due, from `before` ticks on. An idle poller, which takes as long as reading the clock, is
-    /// not timed: its time counts for the next busy one of the turn.
+    /// Runs the pollers that are due, from `before` ticks on. An idle poller, which takes as long as reading
+    /// the clock, is not timed: its time counts for the next busy one of the turn.
     fn run_pollers(&mut self, now_ns: u64, mut before: u64) -> usize {
         let mut count = 0;
         let mut finished = false;
@@ -434,7 +435,8 @@ impl Reactor {
         }
         let waker = self.core.event_loop().waker();
         waker.prepare_sleep();
-        // A sender after this point sees the sleeping flag and wakes the core; earlier messages are seen below.
+        // A sender after this point sees the sleeping flag and wakes the core; earlier messages are seen
+        // below.
         let deadline_ns = self.deadline();
         let now_ns = self.core.now_ns();
         let sleeps = self.messages.is_empty() && deadline_ns.is_none_or(|deadline_ns| deadline_ns > now_ns);

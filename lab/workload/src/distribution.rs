@@ -1,4 +1,5 @@
-//! Distributions of random offsets: fio's `random_distribution`, and permutations that cover every offset once.
+//! Distributions of random offsets: fio's `random_distribution`, and permutations that cover every offset
+//! once.
 //!
 //! A position is an offset in units of the alignment of random I/O.
 
@@ -20,8 +21,9 @@ pub enum Distribution {
         /// Share, above 0 and below 1.
         h: f64,
     },
-    /// Nearly normal ranks, as fio draws them: the mean of twelve uniform draws, and a uniform one added. Their standard
-    /// deviation is the root of 1/144 + `deviation`² / 120,000 of the region: never below a twelfth.
+    /// Nearly normal ranks, as fio draws them: the mean of twelve uniform draws, and a uniform one added.
+    /// Their standard deviation is the root of 1/144 + `deviation`² / 120,000 of the region: never below a
+    /// twelfth.
     Normal {
         /// Width of the added draw in percent of the region, above 0; 50 at most has an effect.
         deviation: f64,
@@ -118,8 +120,8 @@ impl OffsetSampler {
 /// Draws of a nearly normal rank.
 const NORMAL_DRAWS: u64 = 12;
 
-/// A rank near the middle: the mean of twelve uniform draws, plus a uniform draw of this width about 0, which is
-/// halved until the rank is below `positions`.
+/// A rank near the middle: the mean of twelve uniform draws, plus a uniform draw of this width about 0, which
+/// is halved until the rank is below `positions`.
 fn near_middle(random: &mut WyRand, positions: u64, width: u64) -> u64 {
     let sum: u64 = (0..NORMAL_DRAWS).map(|_| random.below(positions + 1)).sum();
     let mean = sum.div_ceil(NORMAL_DRAWS);
@@ -130,15 +132,15 @@ fn near_middle(random: &mut WyRand, positions: u64, width: u64) -> u64 {
     mean.saturating_add_signed(added).min(positions - 1)
 }
 
-/// The position of a rank, by fio's hash: a multiplication modulo 2^64 and a remainder. Ranks share positions unless
-/// their number is a power of two, so that about a third of the positions is never visited, and those that several
-/// hot ranks share are hotter than the distribution alone makes them.
+/// The position of a rank, by fio's hash: a multiplication modulo 2^64 and a remainder. Ranks share positions
+/// unless their number is a power of two, so that about a third of the positions is never visited, and those
+/// that several hot ranks share are hotter than the distribution alone makes them.
 fn scatter(rank: u64, rotation: u64, positions: u64) -> u64 {
     rank.wrapping_mul(0x61c8_8646_80b5_83eb).wrapping_add(rotation) % positions
 }
 
-/// Truncates zones at the end of the region; the last zone also gets the rest of the percentages. The bounds of zones in
-/// percent are those of fio: start and length are cut to whole bytes, then to whole positions.
+/// Truncates zones at the end of the region; the last zone also gets the rest of the percentages. The bounds
+/// of zones in percent are those of fio: start and length are cut to whole bytes, then to whole positions.
 fn zone_table(zones: &[AccessZone], positions: u64, unit_bytes: u64) -> Vec<(u64, u64, u64)> {
     let region_bytes = positions as f64 * unit_bytes as f64;
     let of_region = |percent: f64| (percent / 100.0 * region_bytes) as u64 / unit_bytes;
@@ -168,9 +170,9 @@ fn zone_table(zones: &[AccessZone], positions: u64, unit_bytes: u64) -> Vec<(u64
 
 /// A pseudo-random permutation of the numbers below a bound, in constant memory.
 ///
-/// A counter visits all values below the next power of two in golden-ratio steps; a bijective mix of that many
-/// bits scatters them, and values at or above the bound, fewer than half, are skipped. Shifts by two fifths of
-/// the bits correlate neighbours less than shifts by half of them.
+/// A counter visits all values below the next power of two in golden-ratio steps; a bijective mix of that
+/// many bits scatters them, and values at or above the bound, fewer than half, are skipped. Shifts by two
+/// fifths of the bits correlate neighbours less than shifts by half of them.
 #[derive(Clone, Debug)]
 pub(crate) struct Permutation {
     bound: u64,
@@ -233,8 +235,8 @@ impl Permutation {
     }
 }
 
-/// Samples ranks by Zipf's law with rejection-inversion (W. Hörmann and G. Derflinger, "Rejection-inversion to
-/// generate variates from monotone discrete distributions", 1996), without a table.
+/// Samples ranks by Zipf's law with rejection-inversion (W. Hörmann and G. Derflinger, "Rejection-inversion
+/// to generate variates from monotone discrete distributions", 1996), without a table.
 #[derive(Clone, Debug)]
 pub(crate) struct Zipf {
     count: f64,

@@ -27,8 +27,8 @@ control::metrics! {
         /// primary's
         FINDINGS = "ringbolt_store_scrub_findings": counter [finding];
         /// Wake-ups of non-priority threads, of a node with prioritized threads; `cause` is `count` or `time`
-        /// for entries that go in place, `full_log` for what makes room, `waiting_read` for a read that waits
-        /// for these, `read` for one that needs what is in place, `checkpoint`, or `other`
+        /// for entries that go in place, `full_log` for what frees space, `waiting_read` for a read that
+        /// waits for these, `read` for one that needs what is in place, `checkpoint`, or `other`
         WAKES = "ringbolt_store_thread_wakes": counter [cause];
         /// How woken threads were placed: `idle_core` of the non-priority pool, or by the `kernel`
         PLACEMENTS = "ringbolt_store_thread_placements": counter [placement];

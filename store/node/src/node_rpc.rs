@@ -171,8 +171,9 @@ impl Module for NodeModule {
                      `address`, `bdev_name`, `log_bdev_name`, `durability`, `lease_ms`, `grace_ms`, \
                      `replicas`, `volumes` with what clients did to images, `checksum_cache_limit_bytes`, \
                      `threads` with their wake-ups, `spare_partitions`, `failed_partitions`, `refused`, \
-                     `without_room`, `connections` with and without TLS, `scrub` with what scrubs do and found since the start, `map` with what \
-                     the node has seen of the map, and `nodes` with the addresses of all nodes",
+                     `without_room`, `connections` with and without TLS, `scrub` with what scrubs do and \
+                     found since the start, `map` with what the node has seen of the map, and `nodes` with \
+                     the addresses of all nodes",
                 )
                 .errors(&[NO_NODE]),
         ]

@@ -1,5 +1,5 @@
-//! Replicas of a group on disks with volatile caches lose nothing that was acknowledged, whichever of them lose power,
-//! restart, are cut off or get an empty disk; and they recover by themselves.
+//! Replicas of a group on disks with volatile caches lose nothing that was acknowledged, whichever of them
+//! lose power, restart, are cut off or get an empty disk; and they recover by themselves.
 //!
 //! In the end all replicas are in sync, and each serves what was acknowledged. `RINGBOLT_SEED` runs one seed.
 #![allow(clippy::unwrap_used)]
@@ -117,8 +117,8 @@ fn replicas_lose_nothing_that_was_acknowledged() {
     assert!(is_one_seed || all.reaches_everything(), "the load does not reach everything: {all:?}");
 }
 
-/// A pool of class `memory` loses nothing if processes are killed, all at once too, nor if one machine at a time loses its
-/// power: its replica gets a copy.
+/// A pool of class `memory` loses nothing if processes are killed, all at once too, nor if one machine at a
+/// time loses its power: its replica gets a copy.
 #[test]
 fn class_memory_survives_kills_and_one_power_failure_at_a_time() {
     let (mut copies, mut kills) = (0, 0);
@@ -149,7 +149,8 @@ fn class_memory_survives_kills_and_one_power_failure_at_a_time() {
     assert!(copies > 3 && kills > copies, "{copies} {kills}");
 }
 
-/// What class `memory` does not promise: if all replicas lose their power, their data is lost. They say so, and serve nothing.
+/// What class `memory` does not promise: if all replicas lose their power, their data is lost. They say so,
+/// and serve nothing.
 #[test]
 fn class_memory_is_lost_with_the_power_of_all_and_says_so() {
     for seed in 0..2 {
@@ -169,8 +170,9 @@ fn class_memory_is_lost_with_the_power_of_all_and_says_so() {
     }
 }
 
-/// The same disks lose nothing with class `disk`: see `replicas_lose_nothing_that_was_acknowledged`. So the classes differ in
-/// what they write: with class `memory` only the record of a checkpoint is durable, which has the boot of the machine.
+/// The same disks lose nothing with class `disk`: see `replicas_lose_nothing_that_was_acknowledged`. So the
+/// classes differ in what they write: with class `memory` only the record of a checkpoint is durable, which
+/// has the boot of the machine.
 #[test]
 fn class_memory_does_not_wait_for_the_medium() {
     let counts = |class| {
@@ -216,8 +218,9 @@ fn a_message_that_waits_keeps_the_core_awake() {
     assert_eq!(deadline(&cluster), Some(0));
 }
 
-/// While objects are copied to a learner, it gets entries of later ones without their data. If these reserved the space that
-/// comes with the copies, a partition with few onodes would have no room for the first copy, for which they wait.
+/// While objects are copied to a learner, it gets entries of later ones without their data. If these reserved
+/// the space that comes with the copies, a partition with few onodes would have no room for the first copy,
+/// for which they wait.
 #[test]
 fn a_learner_has_room_for_copies_however_many_entries_wait_for_them() {
     const GROUP: u32 = GROUPS[0];
@@ -299,8 +302,8 @@ fn disks_that_ignore_fua_are_found() {
     println!("found: {}", found.expect("nothing is found"));
 }
 
-/// Each block of the device of a node is damaged. It is the primary of a group: reads are answered with what another node
-/// has, and the blocks are written again.
+/// Each block of the device of a node is damaged. It is the primary of a group: reads are answered with what
+/// another node has, and the blocks are written again.
 #[test]
 fn what_a_device_damages_comes_from_another_replica() {
     let mut cluster = Cluster::new(3, false);

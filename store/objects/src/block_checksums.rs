@@ -85,7 +85,7 @@ impl BlockChecksums {
         self.table.cache_stored(self.table_index(table_block), bytes);
     }
 
-    /// Whether so many checksums changed since the last checkpoint began that one is due: changes are in
+    /// Whether enough checksums changed since the last checkpoint began that one is due: changes are in
     /// memory.
     pub fn has_many_changes(&self) -> bool {
         self.table.has_many_changes()

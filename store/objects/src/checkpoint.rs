@@ -13,20 +13,21 @@ pub struct Checkpoint {
     /// Blocks of the device with checksums, in their order: [`Partition::checkpoint_checksums`] has their
     /// contents. None if the checksums have another owner.
     pub checksum_blocks: Vec<u64>,
-    /// Whether blocks were written for the first time. Then a flush follows the data and the checksums, before the
-    /// onodes. It matters for the checksums too: inline data that moved to a block is not in the log.
+    /// Whether blocks were written for the first time. Then a flush follows the data and the checksums,
+    /// before the onodes. It matters for the checksums too: inline data that moved to a block is not in the
+    /// log.
     pub flush_before_onodes: bool,
     /// Blocks of onodes, in their order.
     pub onodes: Vec<MetadataWrite>,
 }
 
 impl Partition {
-    /// Begins a checkpoint of what was applied before, whose checksums the caller has set. The caller waits for the
-    /// writes of these operations, writes the checksums, flushes if [`Checkpoint::flush_before_onodes`], writes the
-    /// onodes, flushes, frees the log, and when that is durable calls [`finish_checkpoint`](Self::finish_checkpoint): until
-    /// then REDO may need the space that these operations gave up. Reads that were planned before a checkpoint complete
-    /// before it is finished. Other operations may be applied meanwhile. It copies 4 KiB for every changed block of
-    /// onodes.
+    /// Begins a checkpoint of what was applied before, whose checksums the caller has set. The caller waits
+    /// for the writes of these operations, writes the checksums, flushes if
+    /// [`Checkpoint::flush_before_onodes`], writes the onodes, flushes, frees the log, and when that is
+    /// durable calls [`finish_checkpoint`](Self::finish_checkpoint): until then REDO may need the space that
+    /// these operations gave up. Reads that were planned before a checkpoint complete before it is finished.
+    /// Other operations may be applied meanwhile. It copies 4 KiB for every changed block of onodes.
     ///
     /// # Panics
     /// If a checkpoint is in progress.
@@ -43,8 +44,8 @@ impl Partition {
         checkpoint
     }
 
-    /// What the checkpoint in progress writes to one of its [`checksum_blocks`](Checkpoint::checksum_blocks); `None` if that is
-    /// not in memory: the caller reads it, and calls this with what is `stored` there.
+    /// What the checkpoint in progress writes to one of its [`checksum_blocks`](Checkpoint::checksum_blocks);
+    /// `None` if that is not in memory: the caller reads it, and calls this with what is `stored` there.
     ///
     /// # Panics
     /// If the block does not belong to the checksum table.
@@ -66,8 +67,9 @@ impl Partition {
         self.free_released(changes);
     }
 
-    /// A write or flush of the checkpoint failed: the next one repeats the metadata. A failed flush may also have lost
-    /// data: the caller writes that of the entries since the last complete checkpoint again, or loads the partition anew.
+    /// A write or flush of the checkpoint failed: the next one repeats the metadata. A failed flush may also
+    /// have lost data: the caller writes that of the entries since the last complete checkpoint again, or
+    /// loads the partition anew.
     ///
     /// # Panics
     /// If no checkpoint is in progress.

@@ -13,8 +13,8 @@ use crate::{MetadataWrite, ObjectsError};
 
 /// Loads a partition: it takes the partition's first blocks, in order, up to [`blocks`](Self::blocks).
 ///
-/// The caller reads in pieces of any number of blocks, sequentially: 0.5 MiB of onodes a GiB with four onodes for each
-/// object's size. Checksums are read when they are needed.
+/// The caller reads in pieces of any number of blocks, sequentially: 0.5 MiB of onodes a GiB with four onodes
+/// for each object's size. Checksums are read when they are needed.
 #[derive(Debug)]
 pub struct PartitionLoader {
     superblock: Superblock,
@@ -88,8 +88,8 @@ impl PartitionLoader {
         Ok(())
     }
 
-    /// Checks what was taken as a whole. At most `checksum_blocks_max` blocks of the checksum table, of 4 KiB each for 4 MiB of
-    /// data, are in memory, and at least one.
+    /// Checks what was taken as a whole. At most `checksum_blocks_max` blocks of the checksum table, of 4 KiB
+    /// each for 4 MiB of data, are in memory, and at least one.
     ///
     /// # Errors
     /// Onodes that contradict each other, or blocks that are missing.

@@ -40,12 +40,12 @@ pub(crate) struct Changes {
     pub(crate) first_write: bool,
     /// Objects whose blocks are other ones, or more, than the device knows.
     pub(crate) remapped: BTreeSet<ObjectId>,
-    /// Extents that objects gave up, by the object and the index in its map. If the object needs one there again before
-    /// they are free, it is the same one. So operations that are applied again after a crash, in whatever state it left,
-    /// need no more space than they did.
+    /// Extents that objects gave up, by the object and the index in its map. If the object needs one there
+    /// again before they are free, it is the same one. So operations that are applied again after a crash, in
+    /// whatever state it left, need no more space than they did.
     pub(crate) released_extents: BTreeMap<(ObjectId, usize), u32>,
-    /// Places of removed objects. One that is made again before its place is free gets the same place, so that no crash
-    /// leaves it two onodes.
+    /// Places of removed objects. One that is made again before its place is free gets the same place, so
+    /// that no crash leaves it two onodes.
     pub(crate) removed: BTreeMap<ObjectId, u32>,
 }
 
@@ -168,9 +168,9 @@ impl Partition {
         }
     }
 
-    /// The most that an operation needs when it is applied later, after others that were accepted before it. A caller
-    /// that logs operations first reserves it. `after_release`: one of these may give up space of the object, which is
-    /// then no longer counted as its own.
+    /// The most that an operation needs when it is applied later, after others that were accepted before it.
+    /// A caller that logs operations first reserves it. `after_release`: one of these may give up space of
+    /// the object, which is then no longer counted as its own.
     ///
     /// # Errors
     /// [`ObjectsError::Range`].
@@ -249,7 +249,8 @@ impl Partition {
         self.checksums_mut().take_stored(checksum_block, bytes);
     }
 
-    /// The block of the device for a whole block of an object, if it was written; `durable` if a crash leaves it there.
+    /// The block of the device for a whole block of an object, if it was written; `durable` if a crash leaves
+    /// it there.
     pub fn stored_block(&self, id: ObjectId, offset: u32, durable: bool) -> Option<u64> {
         let Some(OnodeContent::Mapped(map)) = self.onode(id).map(|onode| &onode.content) else { return None };
         let is_remapped = |changes: &Changes| changes.remapped.contains(&id);

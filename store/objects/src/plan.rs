@@ -35,8 +35,8 @@ pub enum BlockBase {
     Whole,
     /// They are zero.
     Zeroes,
-    /// The block on the device: read, verify, modify, write. It is not verified while entries are applied again after a
-    /// crash.
+    /// The block on the device: read, verify, modify, write. It is not verified while entries are applied
+    /// again after a crash.
     Stored,
     /// Bytes that were in the onode; those after them are zero.
     Inline(Vec<u8>),
@@ -58,7 +58,8 @@ pub enum ReadSource {
     Zeroes,
     /// These bytes.
     Inline(Vec<u8>),
-    /// On the device, in blocks whose checksums are those of [`Partition::checksum`](crate::Partition::checksum).
+    /// On the device, in blocks whose checksums are those of
+    /// [`Partition::checksum`](crate::Partition::checksum).
     Stored {
         /// First block on the device.
         block: u64,

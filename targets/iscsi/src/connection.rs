@@ -157,7 +157,8 @@ impl IscsiConnection {
         self.heed_control();
     }
 
-    /// Does what others have asked of it by its session's [`ConnectionControl`](crate::sessions::ConnectionControl).
+    /// Does what others have asked of it by its session's
+    /// [`ConnectionControl`](crate::sessions::ConnectionControl).
     pub(crate) fn heed_control(&mut self) {
         let Phase::Session(session) = &mut self.phase else { return };
         session.answer_logout_request(&mut self.out);

@@ -1,8 +1,9 @@
 //! Commands that have arrived and wait until their connection has moved.
 //!
-//! A connection that moves to another core completes the commands that have begun, and begins no other. An initiator may
-//! send commands before the data that it owes to earlier ones, so that these have to be received on the way: their PDUs
-//! wait as they are, in their order, and begin on the other core, or on this one if the move does not take place.
+//! A connection that moves to another core completes the commands that have begun, and begins no other. An
+//! initiator may send commands before the data that it owes to earlier ones, so that these have to be
+//! received on the way: their PDUs wait as they are, in their order, and begin on the other core, or on this
+//! one if the move does not take place.
 
 use std::collections::VecDeque;
 

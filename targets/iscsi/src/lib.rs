@@ -1,10 +1,11 @@
 //! The iSCSI target: block devices for open-iscsi, libiscsi, QEMU and whatever else speaks iSCSI.
 //!
-//! An [`IscsiTarget`] has portal groups (addresses), initiator groups (who may log in) and target nodes, whose logical
-//! units are block devices behind [`scsi`]. The shell drives the connections on all cores; every session that has a
-//! logical unit open executes its commands on the core of its connection, so that one unit is served by many cores at
-//! once. RFC 7143 at error recovery level 0, with header and data digests, immediate and unsolicited data, and
-//! several connections a session, which may be on different cores.
+//! An [`IscsiTarget`] has portal groups (addresses), initiator groups (who may log in) and target nodes,
+//! whose logical units are block devices behind [`scsi`]. The shell drives the connections on all cores;
+//! every session that has a logical unit open executes its commands on the core of its connection, so that
+//! one unit is served by many cores at once. RFC 7143 at error recovery level 0, with header and data
+//! digests, immediate and unsolicited data, and several connections a session, which may be on different
+//! cores.
 //!
 //! ```
 //! use bdev::{Registry, malloc};

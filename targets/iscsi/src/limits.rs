@@ -6,7 +6,8 @@ pub(crate) const CONNECTIONS_DEFAULT: u32 = 1024;
 pub(crate) const CONNECTIONS_MAX: u32 = 16_384;
 /// Target nodes, portal groups and initiator groups, each.
 pub(crate) const OBJECTS_MAX: usize = 1024;
-/// Logical units of a target node: as many as peripheral device addressing reaches, which every initiator knows.
+/// Logical units of a target node: as many as peripheral device addressing reaches, which every initiator
+/// knows.
 pub(crate) const LUNS_MAX: usize = 256;
 /// Commands of a session that are not answered, unless the target node says otherwise.
 pub(crate) const QUEUE_DEPTH_DEFAULT: u32 = 64;
@@ -30,7 +31,8 @@ pub(crate) const FUNCTIONS_MAX: usize = 16;
 pub(crate) const RECEIVE_DATA_MAX: u32 = 256 << 10;
 /// Most data of a burst: MaxBurstLength. A command has no more data.
 pub(crate) const BURST_BYTES_MAX: u32 = 1 << 20;
-/// Most data that comes without an R2T: FirstBurstLength. It needs memory at once, for each command of the queue.
+/// Most data that comes without an R2T: FirstBurstLength. It needs memory at once, for each command of the
+/// queue.
 pub(crate) const FIRST_BURST_BYTES_MAX: u32 = 64 << 10;
 /// R2Ts of a command that are not answered: MaxOutstandingR2T.
 pub(crate) const R2TS_MAX: u32 = 4;
@@ -62,6 +64,6 @@ pub(crate) const GROUP_ENTRIES_MAX: usize = 256;
 pub(crate) const SECRET_BYTES_MAX: usize = 255;
 /// Portals of a portal group, and maps of a target node.
 pub(crate) const PORTALS_MAX: usize = 64;
-/// Bytes of data of commands that wait until their connection has moved. With more it does not receive on, and the move
-/// ends after its time if data of earlier commands is behind that.
+/// Bytes of data of commands that wait until their connection has moved. With more it does not receive on,
+/// and the move ends after its time if data of earlier commands is behind that.
 pub(crate) const DEFERRED_BYTES_MAX: usize = 1 << 20;

@@ -1,8 +1,9 @@
 //! Connections that move to another core.
 //!
-//! A connection moves after its login, when the commands that have begun are answered and everything is sent: with its
-//! session's part, what it has received of the next PDU, and commands that [have waited](crate::deferred). Other
-//! connections of its session stay: commands keep their order by their numbers, whichever cores they are on.
+//! A connection moves after its login, when the commands that have begun are answered and everything is sent:
+//! with its session's part, what it has received of the next PDU, and commands that [have
+//! waited](crate::deferred). Other connections of its session stay: commands keep their order by their
+//! numbers, whichever cores they are on.
 
 use std::net::{IpAddr, SocketAddr};
 

@@ -38,11 +38,12 @@ use text::TextExchange;
 
 /// A connection of a session.
 ///
-/// Commands arrive in order; in a session with several connections, one waits for those before it on the others. Each has a slot, and a [`Task`] of its logical unit that says what it needs next: data of
-/// the initiator ([`DataOutState`]), memory, or the device. What needs memory or the device goes to [`work`](Self::work)
-/// and its requests to the [`TaskRunner`], which [`pump`](Self::pump) empties where the core's resources are at hand: after
-/// receiving, and in `resume`. Buffers count towards its share of the core's memory until they are free or
-/// sent.
+/// Commands arrive in order; in a session with several connections, one waits for those before it on the
+/// others. Each has a slot, and a [`Task`] of its logical unit that says what it needs next: data of the
+/// initiator ([`DataOutState`]), memory, or the device. What needs memory or the device goes to
+/// [`work`](Self::work) and its requests to the [`TaskRunner`], which [`pump`](Self::pump) empties where the
+/// core's resources are at hand: after receiving, and in `resume`. Buffers count towards its share of the
+/// core's memory until they are free or sent.
 pub(crate) struct Session {
     identity: Identity,
     handle: Arc<SessionHandle>,

@@ -36,7 +36,8 @@ pub(crate) struct SessionEntry {
     pub(crate) sessions_max: u32,
 }
 
-/// The sessions, by their ports and identifiers. Shared by all cores; only logins and ends of connections take its lock.
+/// The sessions, by their ports and identifiers. Shared by all cores; only logins and ends of connections
+/// take its lock.
 #[derive(Debug, Default)]
 pub(crate) struct Sessions(Mutex<SessionTable>);
 
@@ -67,7 +68,7 @@ pub(crate) struct ConnectionControl {
     is_ending: AtomicBool,
     /// Nothing of it is in flight any more.
     has_ended: AtomicBool,
-    /// Its initiator is to be asked to log out within so many seconds; [`NO_LOGOUT`] if not.
+    /// Its initiator is to be asked to log out within this number of seconds; [`NO_LOGOUT`] if not.
     logout_seconds: AtomicU32,
     /// Those of the core that the connection is on.
     events: Mutex<Arc<CoreEvents>>,
@@ -123,8 +124,9 @@ impl SessionShared {
 }
 
 impl Sessions {
-    /// Enters a session: a new one, or one that exists. A session with the same ports, and a connection with the same
-    /// identifier, are asked to end, and have to have ended before (RFC 7143, sections 6.3.4 and 6.3.5).
+    /// Enters a session: a new one, or one that exists. A session with the same ports, and a connection with
+    /// the same identifier, are asked to end, and have to have ended before (RFC 7143, sections 6.3.4 and
+    /// 6.3.5).
     pub(crate) fn enter(
         sessions: &Arc<Sessions>,
         entry: &SessionEntry,
@@ -147,8 +149,8 @@ impl Sessions {
         Ok(SessionHandle { sessions: sessions.clone(), shared, control })
     }
 
-    /// Has the initiators of a target node asked to log out within so many seconds: those of one portal group if it is
-    /// given. Reaches each connection, on whatever core, or between two.
+    /// Has the initiators of a target node asked to log out within this number of seconds: those of one
+    /// portal group if it is given. Reaches each connection, on whatever core, or between two.
     pub(crate) fn request_logouts(&self, node: u64, portal_group: Option<u16>, seconds: u16) {
         let table = sync::lock(&self.0);
         let is_concerned =
@@ -249,8 +251,8 @@ impl SessionHandle {
         self.shared.end(|control| !std::ptr::eq(control, Arc::as_ptr(&self.control)));
     }
 
-    /// Ends another connection of the session; `None` if there is none with this identifier. The cores of the others
-    /// are notified when it [has ended](ConnectionControl::has_ended).
+    /// Ends another connection of the session; `None` if there is none with this identifier. The cores of the
+    /// others are notified when it [has ended](ConnectionControl::has_ended).
     pub(crate) fn end_other(&self, cid: u16) -> Option<Arc<ConnectionControl>> {
         let connections = sync::lock(&self.shared.connections).clone();
         let found = connections.iter().find(|control| control.cid == cid)?;
@@ -263,8 +265,8 @@ impl SessionHandle {
         sync::lock(&self.shared.connections).iter().for_each(|control| control.notify());
     }
 
-    /// The connection has moved to the core with these events. What others have asked of it before, and of which the
-    /// core that it was on was notified, has to be looked at after this.
+    /// The connection has moved to the core with these events. What others have asked of it before, and of
+    /// which the core that it was on was notified, has to be looked at after this.
     pub(crate) fn set_events(&self, events: &Arc<CoreEvents>) {
         *sync::lock(&self.control.events) = events.clone();
     }

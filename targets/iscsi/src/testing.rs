@@ -1,4 +1,5 @@
-//! A group of connections on the simulated network, for tests that segment, stall and break connections, and for fuzzing.
+//! A group of connections on the simulated network, for tests that segment, stall and break connections, and
+//! for fuzzing.
 
 #[cfg(test)]
 mod tests;
@@ -305,8 +306,8 @@ fn config_with_chap(required: bool) -> IscsiConfig {
     config
 }
 
-/// The traffic of an initiator: the first byte selects how far it is valid. The target must not panic, and must free
-/// everything of an initiator that disconnects.
+/// The traffic of an initiator: the first byte selects how far it is valid. The target must not panic, and
+/// must free everything of an initiator that disconnects.
 pub fn any_bytes(bytes: &[u8]) {
     let Some((&how, bytes)) = bytes.split_first() else { return };
     let mut target = SimulatedTarget::new(u64::from(how), NetworkFaults::default());

@@ -1,7 +1,7 @@
 //! Connections that move to another core.
 //!
-//! A connection moves in the transmission phase, between two requests: with its session, what it has received of the next
-//! request, and the layer of TLS. During the handshake it stays.
+//! A connection moves in the transmission phase, between two requests: with its session, what it has received
+//! of the next request, and the layer of TLS. During the handshake it stays.
 
 use target_shell::{IoContext, NEVER_NS, Reattach, ReceiveBuffer, SendQueue};
 use tls::TlsLayer;

@@ -390,8 +390,8 @@ fn what_is_removed_closes_connections_that_move() {
     }
 }
 
-/// Connections of a program whose scheduler is `dynamic`, all of which begin on its first reactor; and then of one whose
-/// first thread may not be there.
+/// Connections of a program whose scheduler is `dynamic`, all of which begin on its first reactor; and then
+/// of one whose first thread may not be there.
 #[test]
 fn the_balancer_divides_connections_and_keeps_them_away_from_a_thread() {
     const CONNECTIONS: usize = 12;

@@ -19,9 +19,9 @@ const NO_CONTROLLER: u16 = 0xffff;
 /// The Persistent Event log of a subsystem: the most recent events, 64 KiB at most. It is kept while the
 /// subsystem exists, and starts anew with the program.
 ///
-/// The control plane creates it with the subsystem and records namespaces; controllers record resets, features
-/// and their health log, and read it. All take its lock, for as long as a copy of 64 KiB takes at most; no I/O
-/// does.
+/// The control plane creates it with the subsystem and records namespaces; controllers record resets,
+/// features and their health log, and read it. All take its lock, for as long as a copy of 64 KiB takes at
+/// most; no I/O does.
 #[derive(Debug)]
 pub struct PersistentEventLog {
     // Milliseconds since 1970.

@@ -1,10 +1,11 @@
 //! What the scheduler `dynamic` makes of I/O queues that all begin on one of two reactors.
 //!
-//! `balance [QUEUES [ROUNDS]]` serves a malloc device on two reactors over the loopback interface, to QUEUES (16) hosts in
-//! two threads, each with 8 reads of 4 KiB in flight. The target assigns connections by their number, and each host has an
-//! admin queue first, so that all I/O queues begin on one reactor. In each of ROUNDS (5) they stay there, are divided at
-//! once by hand, or are left to `dynamic` for a second; then the reads of a second count, of each of the three in turn.
-//! Prints the medians, and how many queues `dynamic` had on each reactor after a second.
+//! `balance [QUEUES [ROUNDS]]` serves a malloc device on two reactors over the loopback interface, to QUEUES
+//! (16) hosts in two threads, each with 8 reads of 4 KiB in flight. The target assigns connections by their
+//! number, and each host has an admin queue first, so that all I/O queues begin on one reactor. In each of
+//! ROUNDS (5) they stay there, are divided at once by hand, or are left to `dynamic` for a second; then the
+//! reads of a second count, of each of the three in turn. Prints the medians, and how many queues `dynamic`
+//! had on each reactor after a second.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -52,7 +52,8 @@ impl RunningTask {
         self.unit
     }
 
-    /// The functions that wait for its end, which end when these are dropped: not before the initiator can see the end.
+    /// The functions that wait for its end, which end when these are dropped: not before the initiator can
+    /// see the end.
     pub fn take_guards(&mut self) -> Vec<PendingGuard> {
         std::mem::take(&mut self.guards)
     }
@@ -69,16 +70,17 @@ pub trait SessionCommand {
     fn running(&self) -> &RunningTask;
     /// The task.
     fn running_mut(&mut self) -> &mut RunningTask;
-    /// The initiator's tag, by which functions name the command; `None` after its answer, or where they name none.
+    /// The initiator's tag, by which functions name the command; `None` after its answer, or where they name
+    /// none.
     fn tag(&self) -> Option<u64>;
 }
 
 /// Starts and resumes the tasks of a session on one core, and collects their device requests.
 ///
-/// It owns the session's units; the transport owns its commands, in a slab that it lends. Order: [`attach`](Self::attach)
-/// for each unit; for a command [`begin`](Self::begin) and [`start`](Self::start), then [`resume`](Self::resume) after each
-/// step, and [`end`](Self::end). Requests are submitted by [`submit`](Self::submit), which the transport calls where its
-/// devices are at hand.
+/// It owns the session's units; the transport owns its commands, in a slab that it lends. Order:
+/// [`attach`](Self::attach) for each unit; for a command [`begin`](Self::begin) and [`start`](Self::start),
+/// then [`resume`](Self::resume) after each step, and [`end`](Self::end). Requests are submitted by
+/// [`submit`](Self::submit), which the transport calls where its devices are at hand.
 #[derive(Debug)]
 pub struct TaskRunner<U> {
     events: Arc<CoreEvents>,
@@ -121,8 +123,8 @@ impl<U: std::fmt::Debug> TaskRunner<U> {
         self.units.iter().position(|unit| unit.is_present && is_it(&unit.info))
     }
 
-    /// Adds a unit, in the place of one that is not present any more and has no commands, if there is one. Returns whether
-    /// there was room: there are at most `max`.
+    /// Adds a unit, in the place of one that is not present any more and has no commands, if there is one.
+    /// Returns whether there was a place: there are at most `max`.
     pub fn attach(&mut self, unit: SessionUnit<U>, max: usize) -> bool {
         match self.units.iter().position(|one| !one.is_present && one.commands == 0) {
             Some(free) => self.units[free] = unit,
@@ -220,16 +222,17 @@ impl<U: std::fmt::Debug> TaskRunner<U> {
         self.units[running.unit].commands -= 1;
     }
 
-    /// Has functions concern all tasks that were started before this call, not only those that were when the functions
-    /// were requested.
+    /// Has functions concern all tasks that were started before this call, not only those that were when the
+    /// functions were requested.
     pub fn extend(&self, functions: &mut [TaskManagement]) {
         let sequence = self.events.sequence();
         functions.iter_mut().for_each(|function| function.extend_to(sequence));
     }
 
-    /// Executes task management functions: `abort` gets the commands to abort, and whether they are reset; the transport
-    /// resumes them with [`TaskEvent::Abort`]. A function that is executed again, because further commands have been found,
-    /// aborts only these. After the connection is closed, the functions stay pending until the runner is dropped.
+    /// Executes task management functions: `abort` gets the commands to abort, and whether they are reset;
+    /// the transport resumes them with [`TaskEvent::Abort`]. A function that is executed again, because
+    /// further commands have been found, aborts only these. After the connection is closed, the functions
+    /// stay pending until the runner is dropped.
     pub fn manage<C: SessionCommand>(
         &mut self,
         commands: &mut Slab<C>,
@@ -272,7 +275,8 @@ impl<U: std::fmt::Debug> TaskRunner<U> {
         self.requests.clear();
     }
 
-    /// Submits all requests. Returns the completions of those that cannot be, whose tasks may have further ones.
+    /// Submits all requests. Returns the completions of those that cannot be, whose tasks may have further
+    /// ones.
     #[inline]
     #[must_use = "tasks wait for these completions"]
     pub fn submit(

@@ -91,8 +91,8 @@ def authentication(bench):
 
 @case("reauthentication-wrong", on=("ringbolt",), machine=IOMMUFD, provokes=f"{REJECTED}|[Rr]econnect|recovery", seconds=30)
 def reauthentication_wrong(bench):
-    """A connected host that authenticates anew with a wrong key loses its connections, and has them again with the
-    right one."""
+    """A connected host that authenticates anew with a wrong key loses its connections, and has them again with
+    the right one."""
     need_authentication(bench)
     subsystem = Subsystem("secret", [Namespace(mib=16)], hosts=[])
     target = bench.serve(subsystem)

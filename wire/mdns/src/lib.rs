@@ -7,7 +7,8 @@
 //! ```
 //! use wire_mdns::{DnsMessage, DnsQuestion, kind};
 //! let name = "_nvme-disc._tcp.local".parse()?;
-//! let query = DnsMessage { questions: vec![DnsQuestion { name, kind: kind::PTR }], ..DnsMessage::default() };
+//! let questions = vec![DnsQuestion { name, kind: kind::PTR }];
+//! let query = DnsMessage { questions, ..DnsMessage::default() };
 //! assert_eq!(DnsMessage::decode(&query.encode())?, query);
 //! # Ok::<(), wire_mdns::DecodeError>(())
 //! ```

@@ -96,8 +96,8 @@ impl DnsMessage {
     /// authority section.
     ///
     /// # Errors
-    /// Not a standard query or response, a malformed name or record, more than [`RECORDS_MAX`] of them, or more
-    /// than [`MESSAGE_BYTES_MAX`].
+    /// Not a standard query or response, a malformed name or record, more than [`RECORDS_MAX`] of them, or
+    /// more than [`MESSAGE_BYTES_MAX`].
     pub fn decode(message: &[u8]) -> Result<DnsMessage, DecodeError> {
         if message.len() > MESSAGE_BYTES_MAX {
             return Err(DecodeError::value("length of a DNS message", 0, message.len() as u64));

@@ -1,9 +1,9 @@
 //! Messages of in-band authentication, and the commands that carry them (Base 2.0, sections 6.1, 6.2 and
 //! 8.13.5).
 //!
-//! An Authentication Send command has a message of the host as its data, an Authentication Receive command one
-//! of the controller's. [`AuthMessage`] is all messages of DH-HMAC-CHAP; [`AuthMessageKind`] is the kind alone,
-//! by which a message that comes at the wrong time is told from one that is malformed.
+//! An Authentication Send command has a message of the host as its data, an Authentication Receive command
+//! one of the controller's. [`AuthMessage`] is all messages of DH-HMAC-CHAP; [`AuthMessageKind`] is the kind
+//! alone, by which a message that comes at the wrong time differs from one that is malformed.
 
 use crate::le::{array_at, sized, u16_at, u32_at};
 use crate::opcode::{FABRICS, FabricsType};
@@ -15,8 +15,8 @@ pub const SECURITY_PROTOCOL: u8 = 0xe9;
 pub const SECURITY_PROTOCOL_SPECIFIC: u8 = 0x01;
 /// Identifier of DH-HMAC-CHAP in a protocol descriptor (AUTHID).
 pub const DHCHAP: u8 = 0x01;
-/// Most bytes of a message that any implementation sends: a negotiation with 63 protocols, of which hosts offer one, or a
-/// reply with the largest value of a group.
+/// Most bytes of a message that any implementation sends: a negotiation with 63 protocols, of which hosts
+/// offer one, or a reply with the largest value of a group.
 pub const AUTH_MESSAGE_MAX: usize = 4096;
 /// Most identifiers of hashes, and of groups, in a protocol descriptor.
 pub const IDENTIFIERS_MAX: usize = 30;
@@ -193,8 +193,8 @@ impl AuthMessageKind {
         (AuthMessageKind::Failure1, [COMMON, 0xf1]),
     ];
 
-    /// The kind of a message by its first two bytes (AUTH_TYPE, AUTH_ID); `None` for one that DH-HMAC-CHAP does not
-    /// have.
+    /// The kind of a message by its first two bytes (AUTH_TYPE, AUTH_ID); `None` for one that DH-HMAC-CHAP
+    /// does not have.
     pub fn of(message: &[u8]) -> Option<AuthMessageKind> {
         let start: [u8; 2] = *message.first_chunk()?;
         Self::ALL.iter().find(|(_, bytes)| *bytes == start).map(|(kind, _)| *kind)
@@ -219,8 +219,8 @@ impl AuthMessageKind {
     }
 }
 
-/// A protocol that the host offers. Identifiers are as they were sent: a host may have hashes and groups that this
-/// crate does not know.
+/// A protocol that the host offers. Identifiers are as they were sent: a host may have hashes and groups that
+/// this crate does not know.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AuthProtocol {
     /// [`DHCHAP`] or another.
@@ -362,7 +362,8 @@ impl<'a> AuthMessage<'a> {
     /// Encodes the message.
     ///
     /// # Panics
-    /// If a value is longer than its length field can say, or a reply's response and challenge differ in length.
+    /// If a value is longer than its length field can say, or a reply's response and challenge differ in
+    /// length.
     pub fn encode(&self) -> Vec<u8> {
         let mut into = self.kind().start().to_vec();
         into.extend([0; 2]);

@@ -35,7 +35,7 @@ enum BenchmarkKind {
     Tls(IoPattern, TlsComparison),
     /// Target and load generator on the same two cores, with 16 connections.
     Shared(load::TargetScheduler),
-    /// An I/O queue that moves between two reactors, with so many reads in flight.
+    /// An I/O queue that moves between two reactors: its reads in flight.
     MoveStall(u32),
     /// 16 I/O queues that all begin on one of two reactors.
     MoveSpread,

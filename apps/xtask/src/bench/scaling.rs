@@ -1,5 +1,5 @@
-//! Use of several cores: by the NVMe driver, and by connections that move between a target's reactors. Examples have all
-//! of it in one process.
+//! Use of several cores: by the NVMe driver, and by connections that move between a target's reactors.
+//! Examples have all of it in one process.
 
 use std::process::Command;
 use std::time::Duration;
@@ -43,7 +43,7 @@ fn rate(output: &str) -> Option<f64> {
     output.strip_suffix(" reads/s")?.rsplit(' ').next()?.parse().ok()
 }
 
-/// The pause of a queue that moves, with so many reads in flight.
+/// The pause of a queue that moves, with `depth` reads in flight.
 pub(super) fn stall(context: &RunContext<'_>, depth: u32) -> anyhow::Result<RunOutcome> {
     let mut command = Command::new(context.examples.path(STALL)?);
     command.arg(depth.to_string()).arg(if context.quick { "50" } else { "200" });

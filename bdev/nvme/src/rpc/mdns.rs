@@ -12,8 +12,8 @@ pub(super) fn methods() -> Vec<Method<NvmeModule>> {
     vec![
         Method::update("bdev_nvme_start_mdns_discovery", start)
             .text(
-                "Looks for discovery controllers on the local network, by multicast DNS over IPv4, and starts a \
-                 discovery service for each that it finds, at most 8.",
+                "Looks for discovery controllers on the local network, by multicast DNS over IPv4, and \
+                 starts a discovery service for each that it finds, at most 8.",
                 "true",
             )
             .errors(&[

@@ -167,8 +167,8 @@ pub(crate) fn wait_for(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// A verifying load: each step writes the step number to one range and verifies another. Runs until `stop` is set;
-/// returns the number of steps, or the step that failed and its status.
+/// A verifying load: each step writes the step number to one range and verifies another. Runs until `stop` is
+/// set; returns the number of steps, or the step that failed and its status.
 pub(crate) async fn load(
     core: reactor::Core,
     io: AsyncChannel,

@@ -63,7 +63,8 @@ impl Machine {
     }
 }
 
-/// A decision is at the end of a period; what was measured while connections moved, in the next one, is not used.
+/// A decision is at the end of a period; what was measured while connections moved, in the next one, is not
+/// used.
 fn assert_within_a_second(rounds: usize) {
     let us = 2 * rounds as u64 * crate::scheduler::PERIOD_DEFAULT_US;
     assert!(us <= 1_000_000, "{rounds} rounds take {us} us");

@@ -4,7 +4,8 @@ use wire_nvme::auth::{AuthBody, AuthMessage};
 
 use super::*;
 
-/// The hash function, that of the keys, the group, and SHA-256 of the host's response with the controller's behind it.
+/// The hash function, that of the keys, the group, and SHA-256 of the host's response with the controller's
+/// behind it.
 const TABLE: &[(AuthHash, u8, DhGroup, &str)] = &[
     (AuthHash::Sha256, 0, DhGroup::Null, "1230da99445cd9d77d0fb747d42aed2c3bb211c544d7a578826454bff7876f72"),
     (

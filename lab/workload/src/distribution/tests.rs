@@ -100,9 +100,9 @@ fn nearly_normal_ranks_have_the_documented_deviation() {
     }
 }
 
-/// The shares of 100,000 I/Os, in percent, that the hottest 1, 5, 20 and 50 % of the blocks get with fio 3.33 (`fio
-/// --bs=4k --rw=randread --random_distribution=… --size=… --write_iolog`), for a number of blocks that is a power of
-/// two and one that is not.
+/// The shares of 100,000 I/Os, in percent, that the hottest 1, 5, 20 and 50 % of the blocks get with fio 3.33
+/// (`fio --bs=4k --rw=randread --random_distribution=… --size=… --write_iolog`), for a number of blocks that
+/// is a power of two and one that is not.
 #[test]
 fn hot_blocks_get_the_share_that_fio_gives_them() {
     let zipf = |theta| Distribution::Zipf { theta };

@@ -11,7 +11,8 @@ use super::overlay::EntryData;
 use super::{EntryBytes, Shard, UnacknowledgedEntry};
 
 impl Shard {
-    /// Appends an entry to the log, which has room for it. `buffer` has room for the header, then the data, then zeroes.
+    /// Appends an entry to the log, which has space for it. `buffer` has space for the header, then the data,
+    /// then zeroes.
     pub(super) fn append(&mut self, header: EntryHeader, mut buffer: Buffer, need: SpaceNeed, reply: Reply) {
         let (place, bytes) =
             self.place(&header, &buffer.as_slice()[EntryHeader::SIZE..][..header.data_bytes()]);
@@ -70,8 +71,8 @@ impl Shard {
         appended.expect("room was checked")
     }
 
-    /// The space of a replica's entry. One that overwrites a block has it already, and what an entry without its data wrote
-    /// comes with a copy: reserved space would keep that out, which the entry waits for.
+    /// The space of a replica's entry. One that overwrites a block has it already, and what an entry without
+    /// its data wrote comes with a copy: reserved space would keep that out, which the entry waits for.
     pub(super) fn space_of_entry(&self, header: &EntryHeader, after_release: bool) -> SpaceNeed {
         match header.in_place || header.withheld {
             true => SpaceNeed::default(),

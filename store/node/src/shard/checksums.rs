@@ -1,7 +1,7 @@
 //! Blocks of the checksum table, which are read when a read of data needs them.
 //!
-//! Data and checksums are read at the same time. A read whose data is there first waits, and goes on with the checksums that it
-//! has: so it ends even if each block of the table is evicted when the next one is read.
+//! Data and checksums are read at the same time. A read whose data is there first waits, and goes on with the
+//! checksums that it has: so it ends even if each block of the table is evicted when the next one is read.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -63,8 +63,8 @@ impl ChecksumReads {
 }
 
 impl Shard {
-    /// Begins to read what is not in memory of the checksums of adjacent blocks, which are at most as many as a block of the
-    /// table has.
+    /// Begins to read what is not in memory of the checksums of adjacent blocks, which are at most as many as
+    /// a block of the table has.
     pub(super) fn prefetch_checksums(&mut self, block: u64, blocks: u32) {
         let ends = [block, block + u64::from(blocks) - 1];
         let missing = ends.map(|block| self.partition.checksum(block).is_none());

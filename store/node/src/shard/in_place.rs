@@ -91,7 +91,8 @@ impl InPlaceBatch {
         self.blocks.is_empty()
     }
 
-    /// Writes the blocks, and sets their checksums. Blocks that keep bytes are read first, and verified if `verify`.
+    /// Writes the blocks, and sets their checksums. Blocks that keep bytes are read first, and verified if
+    /// `verify`.
     pub(super) async fn write(
         self,
         checksums: &impl ChecksumOwner,

@@ -18,7 +18,8 @@ const LOG_WRITES_MAX: usize = 2;
 /// Most bytes and entries of one write to the log.
 const LOG_WRITE_BYTES: u64 = 1 << 20;
 const LOG_WRITE_ENTRIES: usize = 256;
-/// Data of entries that are copied into the memory of one write: copying more costs as much as another request.
+/// Data of entries that are copied into the memory of one write: copying more costs as much as another
+/// request.
 const COPIED_BYTES_MAX: usize = 16 << 10;
 
 /// A write of entries to the log, as one request or, around the end of the area, as two.
@@ -28,7 +29,8 @@ pub(super) struct LogWrite {
 }
 
 impl Shard {
-    /// Submits what was appended, several entries in one write. Without memory it is tried again in a later poll.
+    /// Submits what was appended, several entries in one write. Without memory it is tried again in a later
+    /// poll.
     pub(super) fn submit_log_writes(&mut self) {
         while self.unwritten > 0 && self.log_writes < LOG_WRITES_MAX && self.has_io_slots() {
             let first = self.unacknowledged.len() - self.unwritten;
@@ -47,8 +49,9 @@ impl Shard {
         }
     }
 
-    /// The bytes of the next write, which begins with this unacknowledged entry, and the places of its entries. Short
-    /// entries are copied together: each slice of a request would be one for the device, if it is not whole pages.
+    /// The bytes of the next write, which begins with this unacknowledged entry, and the places of its
+    /// entries. Short entries are copied together: each slice of a request would be one for the device, if it
+    /// is not whole pages.
     fn take_log_write(&mut self, first: usize) -> Option<(Data, Vec<EntryPlace>)> {
         let places = self.places_of_write(first);
         let are_copied = places.len() > 1 && is_copied(&self.unacknowledged[first].header);

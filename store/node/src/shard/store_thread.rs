@@ -37,7 +37,7 @@ use crate::once::{OnceSender, once};
 use crate::threads::{NonPriorityThread, StoreThreads, WakeCause};
 
 /// Messages to the thread: as many reads as there are at a time, and others, which wait at the sender for
-/// room.
+/// a free place.
 const REQUESTS_MAX: usize = IOS_MAX as usize + 1024;
 /// Answers from it: reads only.
 const REPLIES_MAX: usize = IOS_MAX as usize;
@@ -106,7 +106,7 @@ pub(super) struct StoreClient {
     thread: Arc<NonPriorityThread>,
     state: Arc<WorkerState>,
     requests: MailboxSender<StoreRequest>,
-    /// What found no room, in order. Besides reads, which are bounded, an entry of the log has at most one.
+    /// What did not fit, in order. Besides reads, which are bounded, an entry of the log has at most one.
     unsent: VecDeque<StoreRequest>,
     replies: MailboxReceiver<StoreReply>,
     is_closed: bool,
@@ -162,7 +162,7 @@ impl StoreClient {
         self.send_unsent();
     }
 
-    /// Tries again to send what found no room.
+    /// Sends what did not fit.
     pub(super) fn send_unsent(&mut self) {
         while let Some(request) = self.unsent.pop_front() {
             if let Err(request) = self.requests.send(request) {

@@ -119,7 +119,8 @@ impl Session {
         self.work.push_back((slot, Work::Abort));
     }
 
-    /// Receives the number of a command that has not arrived, if it is before the function (RFC 7143, section 11.5.1).
+    /// Receives the number of a command that has not arrived, if it is before the function (RFC 7143, section
+    /// 11.5.1).
     fn skip_command(&mut self, request: &TaskManagementRequest) -> bool {
         let before = request.cmd_sn.wrapping_sub(request.ref_cmd_sn);
         if before == 0 || before > i32::MAX as u32 {

@@ -1,7 +1,8 @@
 //! A connection of a session that moves to another core.
 //!
-//! It moves when all its commands have ended: none begins on the way. So a task management function finds every task on
-//! some core. The session's other connections stay where they are; what they share is not bound to a core.
+//! It moves when all its commands have ended: none begins on the way. So a task management function finds
+//! every task on some core. The session's other connections stay where they are; what they share is not bound
+//! to a core.
 
 use super::*;
 

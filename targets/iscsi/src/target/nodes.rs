@@ -20,15 +20,15 @@ impl IscsiTarget {
     /// Creates a target node. Returns its full name.
     ///
     /// # Errors
-    /// The name is invalid or in use, a group or device is missing, or a reactor does not respond; nothing has changed
-    /// then.
+    /// The name is invalid or in use, a group or device is missing, or a reactor does not respond; nothing
+    /// has changed then.
     pub fn create_node(&self, config: TargetNodeConfig) -> Result<String, IscsiTargetError> {
         let reservations = self.prepare_units(&config.luns)?;
         self.create_node_with(config, reservations)
     }
 
-    /// The first part of adding logical units, which may wait for their files. That there is no such device is reported by
-    /// the second part.
+    /// The first part of adding logical units, which may wait for their files. That there is no such device
+    /// is reported by the second part.
     pub(crate) fn prepare_units(
         &self,
         luns: &[LunConfig],
@@ -118,11 +118,12 @@ impl IscsiTarget {
         Ok(Closing::of(units.iter().map(|unit| &*unit.descriptor)))
     }
 
-    /// Adds a logical unit to a target node: with the smallest LUN that is free if none is given. Returns the LUN.
+    /// Adds a logical unit to a target node: with the smallest LUN that is free if none is given. Returns the
+    /// LUN.
     ///
     /// # Errors
-    /// There is no such node or device, the LUN or the file is in use, the file is unusable, or a reactor does not respond;
-    /// nothing has changed then.
+    /// There is no such node or device, the LUN or the file is in use, the file is unusable, or a reactor
+    /// does not respond; nothing has changed then.
     pub fn add_lun(
         &self,
         name: &str,
@@ -227,12 +228,12 @@ impl IscsiTarget {
         })
     }
 
-    /// Sends initiators that log in through a portal group to another address, or ends that. Sessions that exist go on;
-    /// [`request_logout`](Self::request_logout) has them come back.
+    /// Sends initiators that log in through a portal group to another address, or ends that. Sessions that
+    /// exist go on; [`request_logout`](Self::request_logout) has them come back.
     ///
     /// # Errors
-    /// There is no such node, or it is not offered through the portal group, or a reactor does not respond; nothing has
-    /// changed then.
+    /// There is no such node, or it is not offered through the portal group, or a reactor does not respond;
+    /// nothing has changed then.
     pub fn set_redirect(
         &self,
         name: &str,
@@ -257,8 +258,8 @@ impl IscsiTarget {
     /// Sets the access state of a portal group for all logical units of a target node.
     ///
     /// # Errors
-    /// There is no such node, or it is not offered through the portal group, or a reactor does not respond; nothing has
-    /// changed then.
+    /// There is no such node, or it is not offered through the portal group, or a reactor does not respond;
+    /// nothing has changed then.
     pub fn set_access_state(
         &self,
         name: &str,
@@ -286,7 +287,8 @@ impl IscsiTarget {
         Ok(())
     }
 
-    /// Begins to count the latencies of a target node's commands, or ends it. One that counts already continues.
+    /// Begins to count the latencies of a target node's commands, or ends it. One that counts already
+    /// continues.
     ///
     /// # Errors
     /// There is no such node, or a reactor does not respond; nothing has changed then.
@@ -312,7 +314,8 @@ impl IscsiTarget {
         Ok(node.target.histogram.as_ref().map(|histogram| histogram.counts()))
     }
 
-    /// Asks the initiators of a target node to log out within so many seconds; those of one portal group if it is given.
+    /// Asks the initiators of a target node to log out within this number of seconds; those of one portal
+    /// group if it is given.
     ///
     /// # Errors
     /// There is no such node, or the target is stopping.

@@ -1,5 +1,5 @@
-//! A random load of an initiator that checks each answer: it comes once, in the order of the status numbers, with the data
-//! that it has to have.
+//! A random load of an initiator that checks each answer: it comes once, in the order of the status numbers,
+//! with the data that it has to have.
 #![allow(dead_code)]
 
 use std::collections::BTreeMap;
@@ -34,8 +34,8 @@ impl DataStyle {
     }
 }
 
-/// Sans-IO: [`requests`](Self::requests) returns bytes to send, [`receive`](Self::receive) takes what has arrived. It logs
-/// in first. Commands go before data that the target has asked for, as Linux sends them.
+/// Sans-IO: [`requests`](Self::requests) returns bytes to send, [`receive`](Self::receive) takes what has
+/// arrived. It logs in first. Commands go before data that the target has asked for, as Linux sends them.
 ///
 /// # Panics
 /// All of its functions do where the target breaks the protocol or loses data.
@@ -75,7 +75,8 @@ struct Pending {
 }
 
 impl IscsiLoad {
-    /// A load of so many commands, up to `depth` at a time, on a device of zeros, by an initiator with this name.
+    /// A load of this number of commands, up to `depth` at a time, on a device of zeros, by an initiator with
+    /// this name.
     pub(crate) fn new(
         seed: u64,
         (initiator, node): (&str, &str),

@@ -1,8 +1,8 @@
 //! A session that moves to another core.
 //!
-//! It moves when each request that it has read is answered: it reads no further one, and what has arrived of those moves
-//! with the connection's buffer. The payload of a write follows its header, so that a session never waits for what comes
-//! behind a request that it does not read.
+//! It moves when each request that it has read is answered: it reads no further one, and what has arrived of
+//! those moves with the connection's buffer. The payload of a write follows its header, so that a session
+//! never waits for what comes behind a request that it does not read.
 
 use super::*;
 

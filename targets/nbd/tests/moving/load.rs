@@ -1,4 +1,5 @@
-//! A random load of a client that checks each answer: it comes once, with the error and the data that it has to have.
+//! A random load of a client that checks each answer: it comes once, with the error and the data that it has
+//! to have.
 #![allow(dead_code)]
 
 use std::collections::BTreeMap;
@@ -15,7 +16,8 @@ pub(crate) const LOAD_BYTES: usize = 1 << 20;
 const REGIONS: usize = 32;
 const REGION_BYTES: usize = LOAD_BYTES / REGIONS;
 
-/// Sans-IO: [`requests`](Self::requests) returns bytes to send, [`receive`](Self::receive) takes what has arrived.
+/// Sans-IO: [`requests`](Self::requests) returns bytes to send, [`receive`](Self::receive) takes what has
+/// arrived.
 ///
 /// # Panics
 /// All of its functions do where the server breaks the protocol or loses data.
@@ -46,7 +48,7 @@ struct Pending {
 }
 
 impl NbdLoad {
-    /// A load of so many requests, up to `depth` at a time, on a device of zeros.
+    /// A load of this number of requests, up to `depth` at a time, on a device of zeros.
     pub(crate) fn new(seed: u64, form: HeaderForm, depth: usize, requests: usize) -> NbdLoad {
         NbdLoad {
             random: WyRand::new(seed),

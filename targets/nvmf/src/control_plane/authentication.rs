@@ -11,8 +11,8 @@ use wire_nvme::fabrics::Nqn;
 use super::{ConfiguredSubsystem, NvmfTarget, no_subsystem, parse_nqn};
 use crate::NvmfTargetError;
 
-/// The keys of a host, which has to authenticate on every queue: each as the keyring has it, and its secret, which was
-/// read when the host got the key.
+/// The keys of a host, which has to authenticate on every queue: each as the keyring has it, and its secret,
+/// which was read when the host got the key.
 #[derive(Clone, Debug)]
 pub struct HostKeys {
     /// The host proves that it has this.
@@ -87,8 +87,9 @@ impl<N: ServerNetwork> NvmfTarget<N> {
         self.0.shared().generated_keys()
     }
 
-    /// Replaces the keys of a host, or removes them with `None`. A host that is connected stays so, and uses the new ones
-    /// when it connects or authenticates anew; one that had no keys is disconnected, and connects with them.
+    /// Replaces the keys of a host, or removes them with `None`. A host that is connected stays so, and uses
+    /// the new ones when it connects or authenticates anew; one that had no keys is disconnected, and
+    /// connects with them.
     ///
     /// # Errors
     /// There is no such subsystem, or the host is not on its list.

@@ -135,7 +135,7 @@ impl<L: FabricsLink> FabricsQueue<L> {
         self.authentication.as_ref().is_some_and(|one| !one.has_logged_in)
     }
 
-    /// Whether an authentication of the host has failed, and it was told why.
+    /// Whether an authentication of the host has failed, and it has the reason.
     pub(crate) fn has_failed_authentication(&self) -> bool {
         self.authentication
             .as_ref()

@@ -22,8 +22,8 @@ pub(super) fn methods() -> Vec<Method<NvmfModule>> {
     vec![
         Method::update("nvmf_publish_mdns_prr", publish)
             .text(
-                "Publishes the discovery service of a target on the local network, by multicast DNS over IPv4: \
-                 each TCP listener without TLS, and later ones too.",
+                "Publishes the discovery service of a target on the local network, by multicast DNS over \
+                 IPv4: each TCP listener without TLS, and later ones too.",
                 "true",
             )
             .errors(&[

@@ -42,7 +42,8 @@ fn written_data_is_read_back() {
     assert_eq!(host.execute(&mut queue, other).status, Status::INVALID_NAMESPACE_OR_FORMAT.do_not_retry());
 }
 
-/// All forms of PRPs up to 128 KiB: contiguous or not, with or without an offset, in one list or a chain of lists.
+/// All forms of PRPs up to 128 KiB: contiguous or not, with or without an offset, in one list or a chain of
+/// lists.
 #[test]
 fn all_forms_of_prps() {
     check_all_prp_forms(&VfioUserTestTarget::new());
@@ -301,7 +302,8 @@ fn queues_that_share_a_vector_signal_it_once_a_turn() {
         for queue in &mut queues {
             host.push_sqe(queue, &Sqe { cid: round, ..read });
         }
-        // The target sees both doorbells in one turn, but for the few times when it polls between the two stores.
+        // The target sees both doorbells in one turn, but for the few times when it polls between the two
+        // stores.
         queues.iter().for_each(|queue| host.ring_doorbell(queue));
         queues.iter_mut().for_each(|queue| assert_eq!(host.wait(queue).cid, round));
         // A register is read in a later turn than that of the completions, which ends with their interrupts.

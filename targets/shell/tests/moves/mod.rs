@@ -1,4 +1,5 @@
-//! For tests of targets whose connections move: two reactors, and a thread that moves connections all the time.
+//! For tests of targets whose connections move: two reactors, and a thread that moves connections all the
+//! time.
 #![allow(dead_code)]
 
 use std::sync::Arc;

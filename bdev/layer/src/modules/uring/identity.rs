@@ -1,10 +1,10 @@
 //! The UUID of a file or disk, which stays the same for as long as its data does.
 //!
-//! Hosts know a namespace by its UUID: another one after a restart is another disk, and a mounted file system on it
-//! fails. A file keeps its UUID in the extended attribute [`ATTRIBUTE`], with its inode number and birth time, so that
-//! a copy that took the attribute along gets an identity of its own. A disk's UUID is derived from its World Wide Name, and
-//! a loop device has that of its file.
-//! Neither depends on a path. See `docs/formats/identity.md`.
+//! Hosts know a namespace by its UUID: another one after a restart is another disk, and a mounted file system
+//! on it fails. A file keeps its UUID in the extended attribute [`ATTRIBUTE`], with its inode number and
+//! birth time, so that a copy that took the attribute along gets an identity of its own. A disk's UUID is
+//! derived from its World Wide Name, and a loop device has that of its file. Neither depends on a path. See
+//! `docs/formats/identity.md`.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -153,8 +153,8 @@ fn of_disk(disk: &File, device: u64, readonly: bool) -> Result<DeviceIdentity, S
     Ok(DeviceIdentity { uuid: Some(uuid), source: IdentitySource::Disk })
 }
 
-/// Opens the file behind a loop device. The path is what the kernel had when that was set up; whether it still leads to the
-/// file is checked, and whether the device is all of it.
+/// Opens the file behind a loop device. The path is what the kernel had when that was set up; whether it
+/// still leads to the file is checked, and whether the device is all of it.
 fn open_loop_file(path: &Path, behind: LoopBackingFile) -> Result<File, String> {
     if behind.offset != 0 || behind.size_limit != 0 {
         return Err("the loop device is a part of its file".to_string());
@@ -170,9 +170,9 @@ fn open_loop_file(path: &Path, behind: LoopBackingFile) -> Result<File, String> 
     Ok(file)
 }
 
-/// The World Wide Name of a disk or partition by its directory in sysfs, from what the kernel knows: that of NVMe, of
-/// SCSI, the UUID of the device mapper or of an array of md, or a virtio disk's serial number. A partition has its disk's and its
-/// own number.
+/// The World Wide Name of a disk or partition by its directory in sysfs, from what the kernel knows: that of
+/// NVMe, of SCSI, the UUID of the device mapper or of an array of md, or a virtio disk's serial number. A
+/// partition has its disk's and its own number.
 fn world_wide_name(directory: &Path) -> Option<String> {
     let text = |name: &str| {
         let text = std::fs::read_to_string(directory.join(name)).ok()?;

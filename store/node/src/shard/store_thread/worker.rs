@@ -220,7 +220,7 @@ impl StoreWorker {
 
     /// Answers a read.
     pub(super) fn reply(&self, tag: u64, result: Result<(Parcel, Option<u64>), block_io::Status>) {
-        // There are as many reads as the mailbox has room for; without its owner nothing waits for the
+        // There are as many reads as fit into the mailbox; without its owner nothing waits for the
         // answer.
         let _ = self.replies.send(StoreReply { tag, result });
     }

@@ -64,8 +64,8 @@ fn every_command_is_answered_once_in_order_with_its_data_whenever_its_connection
     });
 }
 
-/// Commands arrive before the data that the initiator owes to others, so that the connection can only move if it receives
-/// them and begins none.
+/// Commands arrive before the data that the initiator owes to others, so that the connection can only move if
+/// it receives them and begins none.
 #[test]
 fn a_connection_moves_whose_writes_never_cease() {
     // The number after that of the last write.
