@@ -7,6 +7,9 @@
 //! reads of a second count, of each of the three in turn. Prints the medians, and how many queues `dynamic`
 //! had on each reactor after a second.
 
+#[path = "../../shell/tests/moves/mod.rs"]
+mod moves;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -16,11 +19,9 @@ use std::time::{Duration, Instant};
 use bdev::{Registry, malloc};
 use block_io::{Channel, Request, Tag};
 use control::json::json;
-use control::{
-    BalancedTarget, ConnectionMove, ControlPlane, ManagedReactor, Method, Module, SchedulerModule,
-};
+use control::{BalancedTarget, ConnectionMove, ControlPlane};
 use nvmf::{ListenAddress, NamespaceConfig, NvmfTarget, SubsystemConfig, TcpTransportConfig};
-use reactor::{Core, IdlePolicy, Reactor, ReactorConfig, Reactors};
+use reactor::{Core, IdlePolicy, Reactor, ReactorConfig};
 
 type ExampleError = Box<dyn std::error::Error + Send + Sync>;
 
@@ -44,21 +45,6 @@ enum Start {
 }
 
 const STARTS: [Start; 3] = [Start::OneSided, Start::Even, Start::Dynamic];
-
-/// The target as a module, for the balancer.
-struct Balanced(Arc<dyn BalancedTarget>);
-
-impl Module for Balanced {
-    const NAME: &'static str = "balanced";
-
-    fn methods() -> Vec<Method<Balanced>> {
-        Vec::new()
-    }
-
-    fn balanced(&self) -> Vec<Arc<dyn BalancedTarget>> {
-        vec![self.0.clone()]
-    }
-}
 
 /// What the threads of hosts share.
 #[derive(Default)]
@@ -224,18 +210,12 @@ fn main() -> Result<(), ExampleError> {
     let mut arguments = std::env::args().skip(1);
     let count: usize = arguments.next().map_or(Ok(16), |text| text.parse())?;
     let rounds: usize = arguments.next().map_or(Ok(5), |text| text.parse())?;
-    let cpus: Vec<u32> = os::CpuSet::allowed().cpus().iter().copied().take(2).collect();
-    if cpus.len() < 2 {
-        return Err("two reactors need two processors".into());
-    }
     if count == 0 || !count.is_multiple_of(HOST_THREADS) || rounds == 0 {
         return Err(format!("QUEUES: expected a multiple of {HOST_THREADS}; ROUNDS: at least 1").into());
     }
     let registry = Registry::new();
     malloc::create(&registry, malloc::MallocConfig::new("Malloc0", 16384, 512))?;
-    let idle = IdlePolicy::Sleep;
-    let config = ReactorConfig { cpus: os::CpuSet::new(cpus)?, pin: false, idle, ..ReactorConfig::default() };
-    let reactors = Reactors::start(&config)?;
+    let reactors = moves::reactors().ok_or("two reactors need two processors")?;
     let target = NvmfTarget::new(registry, reactors.handles());
     target.create_transport(TcpTransportConfig::default())?;
     target.create_subsystem(NQN, SubsystemConfig { allow_any_host: true, ..SubsystemConfig::default() })?;
@@ -243,12 +223,7 @@ fn main() -> Result<(), ExampleError> {
     let address = target.add_listener(NQN, ListenAddress::tcp("127.0.0.1", "0"))?;
     let uri = format!("nvme+tcp://127.0.0.1:{}/{NQN}?ns=1", address.trsvcid).parse()?;
     let balanced = target.balanced().pop().ok_or("NVMe/TCP is not balanced")?;
-    let managed = |handle: &reactor::ReactorHandle| ManagedReactor { handle: handle.clone(), thread_id: 0 };
-    let builder = ControlPlane::builder(reactors.handles().iter().map(managed).collect());
-    let scheduler = SchedulerModule::new(builder.balancer());
-    let module = Arc::new(Balanced(balanced.clone()));
-    let plane =
-        builder.module(&scheduler).module(&module).start(None).map_err(|error| format!("{error:?}"))?;
+    let plane = moves::plane(&reactors, balanced.clone());
 
     let served = Served { target, balanced, plane, uri };
     let mut rates = vec![Vec::new(); STARTS.len()];

@@ -5,6 +5,9 @@
 //! 10 ms. It prints the longest pause between two answers in the 5 ms after a move was asked for, as median
 //! and maximum of all moves, beside the same for as many times at which the queue stays.
 
+#[path = "../../shell/tests/moves/mod.rs"]
+mod moves;
+
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
@@ -13,7 +16,7 @@ use bdev::{Registry, malloc};
 use block_io::{Channel, Request, Tag};
 use control::{BalancedTarget, ConnectionMove};
 use nvmf::{ListenAddress, NamespaceConfig, NvmfTarget, SubsystemConfig, TcpTransportConfig};
-use reactor::{Core, IdlePolicy, Reactor, ReactorConfig, Reactors};
+use reactor::{Core, IdlePolicy, Reactor, ReactorConfig};
 
 type ExampleError = Box<dyn std::error::Error>;
 
@@ -95,15 +98,9 @@ fn main() -> Result<(), ExampleError> {
     let mut arguments = std::env::args().skip(1);
     let depth: u64 = arguments.next().map_or(Ok(1), |text| text.parse())?;
     let times: usize = arguments.next().map_or(Ok(200), |text| text.parse())?;
-    let cpus: Vec<u32> = os::CpuSet::allowed().cpus().iter().copied().take(2).collect();
-    if cpus.len() < 2 {
-        return Err("two reactors need two processors".into());
-    }
     let registry = Registry::new();
     malloc::create(&registry, malloc::MallocConfig::new("Malloc0", 16384, 512))?;
-    let idle = IdlePolicy::Sleep;
-    let config = ReactorConfig { cpus: os::CpuSet::new(cpus)?, pin: false, idle, ..ReactorConfig::default() };
-    let reactors = Reactors::start(&config)?;
+    let reactors = moves::reactors().ok_or("two reactors need two processors")?;
     let target = NvmfTarget::new(registry, reactors.handles());
     target.create_transport(TcpTransportConfig::default())?;
     target.create_subsystem(NQN, SubsystemConfig { allow_any_host: true, ..SubsystemConfig::default() })?;
@@ -114,7 +111,7 @@ fn main() -> Result<(), ExampleError> {
     let balanced: Arc<dyn BalancedTarget> = target.balanced().pop().ok_or("NVMe/TCP is not balanced")?;
     let (sender, receiver) = channel();
     let asking = std::thread::spawn(move || _ = sender.send(ask(&*balanced, times)));
-    let host = Reactor::new(&ReactorConfig { idle, ..ReactorConfig::default() })?;
+    let host = Reactor::new(&ReactorConfig { idle: IdlePolicy::Sleep, ..ReactorConfig::default() })?;
     let core = host.core();
     let (answers, asked) = host.block_on(read(core, uri, depth, receiver))?;
     asking.join().map_err(|_| "the thread that asks for moves has failed")?;

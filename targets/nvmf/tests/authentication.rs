@@ -1,63 +1,26 @@
 //! Hosts that authenticate to the target: Ringbolt's own initiator, over the loopback interface.
 #![allow(clippy::unwrap_used)]
 
-use std::path::PathBuf;
+mod secrets;
 
-use bdev::Registry;
 use block_io::{Channel, Op, Request, Status, Tag};
-use control::Keyring;
 use nvme::{
     AnyController, ControllerFailure, HostCredentials, IoQueue, MetadataFormat, Namespace, NvmeOpenError,
     Options,
 };
-use nvme_auth::{
-    AuthFailure, AuthHash, AuthKey, AuthKeys, AuthMessageKind, AuthOptions, DhGroup, HostAuthError,
-};
-use nvmf::{HostKeys, ListenAddress, NamespaceConfig, NvmfTarget, SubsystemConfig, TcpTransportConfig};
-use reactor::{Core, IdlePolicy, Reactor, ReactorConfig, Reactors};
+use nvme_auth::{AuthFailure, AuthHash, AuthKeys, AuthMessageKind, AuthOptions, DhGroup, HostAuthError};
+use nvmf::{NvmfTarget, TcpTransportConfig};
+use reactor::{Core, IdlePolicy, ReactorConfig};
+use secrets::{Rig, keys, on_host};
 use wire_nvme::identify::{IdentifyNamespace, LbaFormat};
 
 const NQN: &str = "nqn.2026-11.io.ringbolt:a";
 const HOST: &str = "nqn.2014-08.org.nvmexpress:uuid:11111111-2222-4333-8444-555555555555";
 
-struct Rig {
-    target: NvmfTarget,
-    port: String,
-    keyring: Keyring,
-    directory: PathBuf,
-    reactors: Option<Reactors>,
-}
-
-impl Drop for Rig {
-    fn drop(&mut self) {
-        self.target.shutdown();
-        drop(self.reactors.take());
-        let _ = std::fs::remove_dir_all(&self.directory);
-    }
-}
-
-/// A target whose subsystem has a namespace and no hosts.
+/// A target with a subsystem.
 fn rig(test: &str) -> Rig {
-    let registry = Registry::new();
-    bdev::malloc::create(&registry, bdev::malloc::MallocConfig::new("Malloc0", 2048, 512)).unwrap();
     let config = ReactorConfig { idle: IdlePolicy::Sleep, ..ReactorConfig::default() };
-    let reactors = Reactors::start(&config).unwrap();
-    let target = NvmfTarget::new(registry, reactors.handles());
-    target.create_transport(TcpTransportConfig::default()).unwrap();
-    target.create_subsystem(NQN, SubsystemConfig::default()).unwrap();
-    target.add_namespace(NQN, NamespaceConfig::new("Malloc0")).unwrap();
-    let port = target.add_listener(NQN, ListenAddress::tcp("127.0.0.1", "0")).unwrap().trsvcid;
-    let directory = std::env::temp_dir().join(format!("nvmf-authentication-{test}-{}", std::process::id()));
-    std::fs::create_dir_all(&directory).unwrap();
-    Rig { target, port, keyring: Keyring::default(), directory, reactors: Some(reactors) }
-}
-
-fn key(byte: u8) -> AuthKey {
-    AuthKey::new(Some(AuthHash::Sha256), &[byte; 32]).unwrap()
-}
-
-fn keys(host: u8, controller: Option<u8>) -> AuthKeys {
-    AuthKeys { host: key(host), controller: controller.map(key) }
+    Rig::start(&format!("authentication-{test}"), &config, TcpTransportConfig::default(), &[NQN])
 }
 
 fn only(hash: AuthHash, group: DhGroup) -> AuthOptions {
@@ -69,25 +32,13 @@ fn quick() -> AuthOptions {
 }
 
 impl Rig {
-    /// These keys as the target has them: of files in the keyring.
-    fn host_keys(&self, keys: &AuthKeys) -> HostKeys {
-        let of = |key: &AuthKey| {
-            let name = format!("key{}", self.keyring.describe().len());
-            let path = self.directory.join(&name);
-            key.to_text().write_new(&path).unwrap();
-            self.keyring.add_file(&name, &path).unwrap();
-            (self.keyring.key(&name).unwrap(), key.clone())
-        };
-        HostKeys { host: of(&keys.host), controller: keys.controller.as_ref().map(of) }
-    }
-
     fn allow(&self, keys: &AuthKeys) {
         self.target.add_host_with_keys(NQN, HOST, self.host_keys(keys)).unwrap();
     }
 
     /// Opens the namespace and executes a command on it.
     fn open(&self, keys: Option<AuthKeys>, options: AuthOptions) -> Result<(), NvmeOpenError> {
-        let uri = format!("nvme+tcp://127.0.0.1:{}/{NQN}?ns=1", self.port).parse().unwrap();
+        let uri = format!("nvme+tcp://127.0.0.1:{}/{NQN}?ns=1", self.plain).parse().unwrap();
         let options = options_of(keys, options);
         on_host(|core| async move {
             let mut namespace = Namespace::open(&core, &uri, &options).await?;
@@ -103,13 +54,6 @@ fn options_of(keys: Option<AuthKeys>, options: AuthOptions) -> Options {
         authentication: keys.map(|keys| HostCredentials::new(Some(keys), options)),
         ..Options::default()
     }
-}
-
-fn on_host<R: 'static, F: Future<Output = R> + 'static>(job: impl FnOnce(Core) -> F) -> R {
-    let reactor =
-        Reactor::new(&ReactorConfig { idle: IdlePolicy::Sleep, ..ReactorConfig::default() }).unwrap();
-    let core = reactor.core();
-    reactor.block_on(job(core))
 }
 
 #[test]
@@ -191,7 +135,7 @@ fn digests_and_groups_are_those_that_the_target_accepts() {
 fn a_connected_host_stays_when_its_keys_change_and_needs_the_new_ones_to_connect() {
     let rig = rig("changed");
     rig.allow(&keys(1, None));
-    let uri = format!("nvme+tcp://127.0.0.1:{}/{NQN}?ns=1", rig.port).parse().unwrap();
+    let uri = format!("nvme+tcp://127.0.0.1:{}/{NQN}?ns=1", rig.plain).parse().unwrap();
     let (target, new) = (rig.target.clone(), rig.host_keys(&keys(2, None)));
     on_host(|core| async move {
         let options = options_of(Some(keys(1, None)), quick());
@@ -240,7 +184,7 @@ fn an_io_queue_authenticates_with_new_keys_after_the_admin_queue_and_between_its
     for (name, mutual, group) in [("one-way", None, DhGroup::Null), ("both", Some(7), DhGroup::Ffdhe2048)] {
         let rig = rig(&format!("queue-{name}"));
         rig.allow(&keys(1, mutual));
-        let uri = format!("nvme+tcp://127.0.0.1:{}/{NQN}?ns=1", rig.port).parse().unwrap();
+        let uri = format!("nvme+tcp://127.0.0.1:{}/{NQN}?ns=1", rig.plain).parse().unwrap();
         let target = rig.target.clone();
         let (new, third) = (rig.host_keys(&keys(2, mutual)), rig.host_keys(&keys(3, mutual)));
         on_host(|core| async move {
@@ -292,7 +236,7 @@ fn an_io_queue_authenticates_with_new_keys_after_the_admin_queue_and_between_its
 fn an_admin_queue_authenticates_with_new_keys() {
     let rig = rig("admin");
     rig.allow(&keys(1, Some(2)));
-    let uri = format!("nvme+tcp://127.0.0.1:{}/{NQN}?ns=1", rig.port).parse().unwrap();
+    let uri = format!("nvme+tcp://127.0.0.1:{}/{NQN}?ns=1", rig.plain).parse().unwrap();
     let (target, new) = (rig.target.clone(), rig.host_keys(&keys(3, Some(4))));
     on_host(|core| async move {
         let options = options_of(Some(keys(1, Some(2))), quick());
@@ -324,7 +268,7 @@ fn an_admin_queue_authenticates_with_new_keys() {
 fn a_host_that_is_connected_without_is_disconnected_when_it_gets_a_key() {
     let rig = rig("demanded");
     rig.target.add_host(NQN, HOST).unwrap();
-    let uri = format!("nvme+tcp://127.0.0.1:{}/{NQN}?ns=1", rig.port).parse().unwrap();
+    let uri = format!("nvme+tcp://127.0.0.1:{}/{NQN}?ns=1", rig.plain).parse().unwrap();
     let (target, new) = (rig.target.clone(), rig.host_keys(&keys(1, None)));
     on_host(|core| async move {
         let options = options_of(None, quick());

@@ -2,22 +2,22 @@
 //! peers, over the loopback interface.
 #![allow(clippy::unwrap_used)]
 
+mod secrets;
+
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use bdev::Registry;
 use block_io::{FabricsStatus, Request, Status, Tag};
-use control::Keyring;
 use nvme::{AnyController, ControllerFailure, HostCredentials, HostTls, Namespace, NvmeOpenError, Options};
 use nvme_auth::{
-    AuthFailure, AuthHash, AuthKey, AuthKeys, AuthOptions, AuthParties, Concatenation, DhGroup, HostAction,
-    HostAuth, HostAuthError, SystemNonces, TlsDerivation, TlsKey, TlsPsk,
+    AuthFailure, AuthHash, AuthKeys, AuthOptions, AuthParties, Concatenation, DhGroup, HostAction, HostAuth,
+    HostAuthError, SystemNonces, TlsDerivation, TlsKey, TlsPsk,
 };
-use nvmf::{HostKeys, ListenAddress, NamespaceConfig, NvmfTarget, SubsystemConfig, TcpTransportConfig};
-use reactor::{Core, IdlePolicy, Reactor, ReactorConfig, Reactors};
+use nvmf::TcpTransportConfig;
+use reactor::{Core, IdlePolicy, ReactorConfig};
+use secrets::{Rig, keys, on_host};
 use wire_nvme::auth::{AuthBody, AuthCommand, AuthMessage};
 use wire_nvme::fabrics::{
     CONNECT_DATA_SIZE, Connect, ConnectData, ConnectResponse, PropertyGet, PropertySet,
@@ -39,47 +39,12 @@ const ENABLE: u64 = 0x0046_0001;
 /// Time for a host to come back with TLS.
 const CONNECT_TIMEOUT_MS: u32 = 3000;
 
-struct Rig {
-    target: NvmfTarget,
-    /// The port with TLS, and one without.
-    secure: String,
-    plain: String,
-    keyring: Keyring,
-    directory: PathBuf,
-    reactors: Option<Reactors>,
-}
-
-impl Drop for Rig {
-    fn drop(&mut self) {
-        self.target.shutdown();
-        drop(self.reactors.take());
-        let _ = std::fs::remove_dir_all(&self.directory);
-    }
-}
-
-/// A target with a subsystem that listens on a port with TLS and on one without.
+/// A target with a subsystem.
 fn rig(test: &str) -> Rig {
-    let registry = Registry::new();
-    bdev::malloc::create(&registry, bdev::malloc::MallocConfig::new("Malloc0", 4096, 512)).unwrap();
     let config = ReactorConfig { idle: IdlePolicy::Sleep, ..ReactorConfig::default() };
-    let reactors = Reactors::start(&config).unwrap();
-    let target = NvmfTarget::new(registry, reactors.handles());
     let transport =
         TcpTransportConfig { connect_timeout_ms: CONNECT_TIMEOUT_MS, ..TcpTransportConfig::default() };
-    target.create_transport(transport).unwrap();
-    target.create_subsystem(NQN, SubsystemConfig::default()).unwrap();
-    target.add_namespace(NQN, NamespaceConfig::new("Malloc0")).unwrap();
-    let any = || ListenAddress::tcp("127.0.0.1", "0");
-    let secure = target.add_secure_listener(NQN, any()).unwrap().trsvcid;
-    let plain = target.add_listener(NQN, any()).unwrap().trsvcid;
-    let directory = std::env::temp_dir().join(format!("nvmf-concatenation-{test}-{}", std::process::id()));
-    std::fs::create_dir_all(&directory).unwrap();
-    Rig { target, secure, plain, keyring: Keyring::default(), directory, reactors: Some(reactors) }
-}
-
-fn keys(host: u8, controller: Option<u8>) -> AuthKeys {
-    let key = |byte| AuthKey::new(Some(AuthHash::Sha256), &[byte; 32]).unwrap();
-    AuthKeys { host: key(host), controller: controller.map(key) }
+    Rig::start(&format!("concatenation-{test}"), &config, transport, &[NQN])
 }
 
 fn quick() -> AuthOptions {
@@ -95,25 +60,7 @@ fn options_of(keys: AuthKeys, auth: AuthOptions) -> Options {
     }
 }
 
-fn on_host<R: 'static, F: Future<Output = R> + 'static>(job: impl FnOnce(Core) -> F) -> R {
-    let reactor =
-        Reactor::new(&ReactorConfig { idle: IdlePolicy::Sleep, ..ReactorConfig::default() }).unwrap();
-    let core = reactor.core();
-    reactor.block_on(job(core))
-}
-
 impl Rig {
-    fn host_keys(&self, keys: &AuthKeys) -> HostKeys {
-        let of = |key: &AuthKey| {
-            let name = format!("key{}", self.keyring.describe().len());
-            let path = self.directory.join(&name);
-            key.to_text().write_new(&path).unwrap();
-            self.keyring.add_file(&name, &path).unwrap();
-            (self.keyring.key(&name).unwrap(), key.clone())
-        };
-        HostKeys { host: of(&keys.host), controller: keys.controller.as_ref().map(of) }
-    }
-
     fn allow(&self, keys: &AuthKeys) {
         self.target.add_host_with_keys(NQN, HOST, self.host_keys(keys)).unwrap();
     }

@@ -3,21 +3,20 @@
 //! Queues are moved by the interface that the control plane's balancer uses.
 #![allow(clippy::unwrap_used, dead_code)]
 
+#[path = "../../shell/tests/moves/mod.rs"]
+mod moves;
 #[path = "hostile/peer.rs"]
 mod peer;
 #[path = "hostile/test_target.rs"]
 mod test_target;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
 
 use block_io::{Channel, Completion, Request, Status, Tag};
+use control::BalancedTarget;
 use control::json::json;
-use control::{
-    BalancedTarget, ConnectionMove, ControlPlane, ManagedReactor, Method, Module, SchedulerModule,
-};
 use dma::Data;
+use moves::{Shuffler, ask, seed};
 use nvmf::TcpTransportConfig;
 use peer::{RawTcpHost, ReceivedPdu, on_host, pattern, read, write, write_in_capsule};
 use random::WyRand;
@@ -40,56 +39,6 @@ fn balanced(rig: &TcpTestTarget) -> Arc<dyn BalancedTarget> {
     rig.target.balanced().pop().expect("NVMe/TCP is balanced")
 }
 
-/// Has each I/O queue move to another reactor, with a chance of one half.
-fn shuffle(target: &dyn BalancedTarget, random: &mut WyRand) {
-    let Some(loads) = target.loads() else { return };
-    let mut moves = Vec::new();
-    for (from, connections) in loads.iter().enumerate() {
-        for connection in connections {
-            let to = (from + 1 + random.index(loads.len() - 1)) % loads.len();
-            if random.happens(500) {
-                moves.push(ConnectionMove { id: connection.id, from, to });
-            }
-        }
-    }
-    target.move_connections(&moves);
-}
-
-/// Moves queues all the time, until it is dropped.
-struct Shuffler {
-    stop: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Shuffler {
-    fn start(rig: &TcpTestTarget, seed: u64) -> Shuffler {
-        let (target, stop) = (balanced(rig), Arc::new(AtomicBool::new(false)));
-        let (stopped, mut random) = (stop.clone(), WyRand::new(seed));
-        let run = move || {
-            while !stopped.load(Ordering::Relaxed) {
-                shuffle(&*target, &mut random);
-            }
-        };
-        Shuffler { stop, thread: Some(std::thread::spawn(run)) }
-    }
-}
-
-impl Drop for Shuffler {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-        let ended = self.thread.take().map(JoinHandle::join);
-        assert!(matches!(ended, Some(Ok(()))) || std::thread::panicking());
-    }
-}
-
-/// The seed of a test: random, or that of the environment.
-fn seed() -> u64 {
-    let given = std::env::var("RINGBOLT_SEED").ok().and_then(|text| text.parse().ok());
-    let seed = given.unwrap_or_else(|| os::clock::now_ns() & 0xffff_ffff);
-    println!("RINGBOLT_SEED={seed}");
-    seed
-}
-
 fn moved(rig: &TcpTestTarget) -> u64 {
     rig.target.connection_totals().iter().map(|(_, totals)| totals.moved).sum()
 }
@@ -98,14 +47,6 @@ fn moved(rig: &TcpTestTarget) -> u64 {
 fn reactor_of(rig: &TcpTestTarget, qid: u16) -> Option<usize> {
     let qpairs = rig.target.qpairs(NQN).unwrap();
     qpairs.iter().find(|qpair| qpair.qid == qid).map(|qpair| qpair.reactor)
-}
-
-/// Asks for a move of all I/O queues of a reactor.
-fn ask(target: &dyn BalancedTarget, from: usize, to: usize) {
-    let loads = target.loads().unwrap();
-    let moves: Vec<_> =
-        loads[from].iter().map(|connection| ConnectionMove { id: connection.id, from, to }).collect();
-    target.move_connections(&moves);
 }
 
 /// Moves queue 1, the only one, to its other reactor.
@@ -202,7 +143,7 @@ fn a_verified_load_does_not_notice_that_its_queue_moves() {
     ] {
         let Some(rig) = rig(transport.clone()) else { return };
         let uri: nvme::Uri = format!("{}{options}", rig.uri_text()).parse().unwrap();
-        let shuffler = Shuffler::start(&rig, seed);
+        let shuffler = Shuffler::start(balanced(&rig), seed);
         for round in 0..200 {
             let (uri, seed) = (uri.clone(), seed.wrapping_add(round));
             on_host(move |core| async move { verified_load(&core, &uri, 150, WyRand::new(seed)).await });
@@ -224,7 +165,7 @@ fn each_command_is_answered_once_and_the_queue_head_only_advances() {
     let Some(rig) = rig(TcpTransportConfig::default()) else { return };
     let admin = RawTcpHost::admin(&rig);
     let mut queue = RawTcpHost::io(&rig, &admin, 1, ENTRIES.into(), true);
-    let _shuffler = Shuffler::start(&rig, seed);
+    let _shuffler = Shuffler::start(balanced(&rig), seed);
     let mut random = WyRand::new(seed ^ 1);
     // Connect was the first command.
     let mut head = 1;
@@ -308,7 +249,7 @@ fn commands_that_arrive_in_one_burst_move_with_their_queue() {
     let Some(rig) = rig(TcpTransportConfig::default()) else { return };
     let admin = RawTcpHost::admin(&rig);
     let mut queue = RawTcpHost::io(&rig, &admin, 1, 128, true);
-    let _shuffler = Shuffler::start(&rig, seed());
+    let _shuffler = Shuffler::start(balanced(&rig), seed());
     for round in 0..40 {
         let mut burst = Vec::new();
         for cid in 0..100 {
@@ -331,7 +272,7 @@ fn commands_that_arrive_in_one_burst_move_with_their_queue() {
 #[test]
 fn hosts_that_close_while_their_queues_move_leave_nothing() {
     let Some(rig) = rig(TcpTransportConfig::default()) else { return };
-    let shuffler = Shuffler::start(&rig, seed());
+    let shuffler = Shuffler::start(balanced(&rig), seed());
     for number in 0..60 {
         let admin = RawTcpHost::admin(&rig);
         let mut queues: Vec<_> = (1..4).map(|qid| RawTcpHost::io(&rig, &admin, qid, 32, false)).collect();
@@ -354,7 +295,7 @@ fn hosts_that_close_while_their_queues_move_leave_nothing() {
 #[test]
 fn a_reset_controller_closes_its_queues_wherever_they_are() {
     let Some(rig) = rig(TcpTransportConfig::default()) else { return };
-    let _shuffler = Shuffler::start(&rig, seed());
+    let _shuffler = Shuffler::start(balanced(&rig), seed());
     for _ in 0..30 {
         let mut admin = RawTcpHost::admin(&rig);
         let mut queues: Vec<_> = (1..5).map(|qid| RawTcpHost::io(&rig, &admin, qid, 32, false)).collect();
@@ -376,7 +317,7 @@ fn what_is_removed_disconnects_queues_that_move() {
     for (what, remove) in removals {
         for round in 0..8 {
             let Some(rig) = rig(TcpTransportConfig::default()) else { return };
-            let shuffler = Shuffler::start(&rig, seed() + round);
+            let shuffler = Shuffler::start(balanced(&rig), seed() + round);
             let admin = RawTcpHost::admin(&rig);
             let mut queues: Vec<_> = (1..5).map(|qid| RawTcpHost::io(&rig, &admin, qid, 32, false)).collect();
             queues.iter_mut().for_each(|queue| queue.round_trip(3));
@@ -393,7 +334,7 @@ fn what_is_removed_disconnects_queues_that_move() {
 #[test]
 fn a_host_without_keep_alive_loses_queues_that_move() {
     let Some(rig) = rig(TcpTransportConfig::default()) else { return };
-    let _shuffler = Shuffler::start(&rig, seed());
+    let _shuffler = Shuffler::start(balanced(&rig), seed());
     let admin = RawTcpHost::admin_with_keep_alive(&rig, 1000);
     let mut queues: Vec<_> = (1..5).map(|qid| RawTcpHost::io(&rig, &admin, qid, 32, false)).collect();
     queues.iter_mut().for_each(|queue| queue.round_trip(3));
@@ -419,12 +360,7 @@ fn the_dynamic_scheduler_divides_queues_that_all_begin_on_one_reactor() {
     });
     let before = moved(&rig);
 
-    let managed = |handle: &reactor::ReactorHandle| ManagedReactor { handle: handle.clone(), thread_id: 0 };
-    let reactors = rig.reactors.as_ref().unwrap().handles();
-    let builder = ControlPlane::builder(reactors.iter().map(managed).collect());
-    let scheduler = SchedulerModule::new(builder.balancer());
-    let module = Arc::new(Balanced(target));
-    let plane = builder.module(&scheduler).module(&module).start(None).unwrap();
+    let plane = moves::plane(rig.reactors.as_ref().unwrap(), target);
     let set = |params| plane.invoke("framework_set_scheduler", params).unwrap();
     set(json!({ "name": "dynamic", "period": 50_000 }));
     wait_until("both reactors have queues", || {
@@ -451,20 +387,5 @@ fn receive_reads(queue: &mut RawTcpHost, count: usize) {
             assert_eq!(cqe.status, Status::SUCCESS);
             answered += 1;
         }
-    }
-}
-
-/// A module with this target.
-struct Balanced(Arc<dyn BalancedTarget>);
-
-impl Module for Balanced {
-    const NAME: &'static str = "balanced";
-
-    fn methods() -> Vec<Method<Balanced>> {
-        Vec::new()
-    }
-
-    fn balanced(&self) -> Vec<Arc<dyn BalancedTarget>> {
-        vec![self.0.clone()]
     }
 }

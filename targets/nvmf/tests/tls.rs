@@ -2,21 +2,22 @@
 //! interface.
 #![allow(clippy::unwrap_used)]
 
+mod secrets;
+
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use bdev::Registry;
 use block_io::{Request, Tag};
-use control::{ConnectionMove, Keyring};
+use control::ConnectionMove;
 use nvme::{ControllerFailure, HostTls, Namespace, NvmeOpenError, Options};
 use nvme_auth::{AuthHash, TlsDerivation, TlsIdentityVersion, TlsKey};
-use nvmf::{HostPsk, ListenAddress, NamespaceConfig, NvmfTarget, SubsystemConfig, TcpTransportConfig};
-use reactor::{Core, IdlePolicy, Reactor, ReactorConfig, Reactors};
+use nvmf::{HostPsk, ListenAddress, SubsystemConfig, TcpTransportConfig};
+use reactor::{IdlePolicy, ReactorConfig};
+use secrets::{Rig, on_host};
 use tls::TlsFailure;
 use wire_nvme::tcp::{IC_SIZE, IcReq};
 
@@ -29,50 +30,16 @@ const DECRYPT_ERROR: u8 = 51;
 const ILLEGAL_PARAMETER: u8 = 47;
 const UNKNOWN_IDENTITY: u8 = 115;
 
-struct Rig {
-    target: NvmfTarget,
-    /// The port with TLS, and one without.
-    secure: String,
-    plain: String,
-    keyring: Keyring,
-    directory: PathBuf,
-    reactors: Option<Reactors>,
-}
-
-impl Drop for Rig {
-    fn drop(&mut self) {
-        self.target.shutdown();
-        drop(self.reactors.take());
-        let _ = std::fs::remove_dir_all(&self.directory);
-    }
-}
-
-/// A target with two subsystems that listen on a port with TLS and on one without.
+/// A target with two subsystems.
 fn rig(test: &str) -> Rig {
     rig_on(test, os::CpuSet::new(vec![0]).unwrap())
 }
 
 /// The same with a reactor for each of these processors.
 fn rig_on(test: &str, cpus: os::CpuSet) -> Rig {
-    let registry = Registry::new();
     let config = ReactorConfig { cpus, pin: false, idle: IdlePolicy::Sleep, ..ReactorConfig::default() };
-    let reactors = Reactors::start(&config).unwrap();
-    let target = NvmfTarget::new(registry.clone(), reactors.handles());
-    let limits = TcpTransportConfig { ic_timeout_ms: 2000, ..TcpTransportConfig::default() };
-    target.create_transport(limits).unwrap();
-    let (mut secure, mut plain) =
-        (ListenAddress::tcp("127.0.0.1", "0"), ListenAddress::tcp("127.0.0.1", "0"));
-    for (nqn, name) in [(NQN, "Malloc0"), (OTHER, "Malloc1")] {
-        bdev::malloc::create(&registry, bdev::malloc::MallocConfig::new(name, 4096, 512)).unwrap();
-        target.create_subsystem(nqn, SubsystemConfig::default()).unwrap();
-        target.add_namespace(nqn, NamespaceConfig::new(name)).unwrap();
-        secure = target.add_secure_listener(nqn, secure).unwrap();
-        plain = target.add_listener(nqn, plain).unwrap();
-    }
-    let directory = std::env::temp_dir().join(format!("nvmf-tls-{test}-{}", std::process::id()));
-    std::fs::create_dir_all(&directory).unwrap();
-    let (secure, plain) = (secure.trsvcid, plain.trsvcid);
-    Rig { target, secure, plain, keyring: Keyring::default(), directory, reactors: Some(reactors) }
+    let transport = TcpTransportConfig { ic_timeout_ms: 2000, ..TcpTransportConfig::default() };
+    Rig::start(&format!("tls-{test}"), &config, transport, &[NQN, OTHER])
 }
 
 fn key(byte: u8) -> TlsKey {
@@ -81,11 +48,7 @@ fn key(byte: u8) -> TlsKey {
 
 impl Rig {
     fn allow(&self, nqn: &str, host: &str, key: &TlsKey) {
-        let name = format!("key{}", self.keyring.describe().len());
-        let path = self.directory.join(&name);
-        key.to_text().write_new(&path).unwrap();
-        self.keyring.add_file(&name, &path).unwrap();
-        let psk = HostPsk { key: self.keyring.key(&name).unwrap(), configured: key.clone() };
+        let psk = HostPsk { key: self.add_key(&key.to_text()), configured: key.clone() };
         self.target.add_host_with_psk(nqn, host, psk, None).unwrap();
     }
 
@@ -115,13 +78,6 @@ impl Rig {
 
 fn pattern(bytes: usize, seed: u8) -> Vec<u8> {
     (0..bytes).map(|at| (at / 5) as u8 ^ seed).collect()
-}
-
-fn on_host<R: 'static, F: Future<Output = R> + 'static>(job: impl FnOnce(Core) -> F) -> R {
-    let reactor =
-        Reactor::new(&ReactorConfig { idle: IdlePolicy::Sleep, ..ReactorConfig::default() }).unwrap();
-    let core = reactor.core();
-    reactor.block_on(job(core))
 }
 
 fn with(key: TlsKey) -> Option<HostTls> {
