@@ -8,6 +8,7 @@ import zlib
 from harness.case import case
 from harness.targets import MIB, Namespace, Subsystem
 
+from .keyed_initiator import KeyedInitiator
 from .machines import IOMMUFD
 
 REJECTED = r"[Ff]ailed|not allowed|invalid|Invalid|denied|auth|qid"
@@ -127,41 +128,18 @@ def authentication_initiator(bench):
     if guest.run(f"test -e {folder}/dhchap_key").rc != 0:
         bench.skip("the guest's nvmet has no in-band authentication")
     guest.check(f"cd {folder} && echo '{keys['host']}' > dhchap_key && echo '{keys['controller']}' > dhchap_ctrl_key")
-    guest.check("(umask 077; mkdir -p /tmp/keys)")
-    for name, text in keys.items():
-        guest.check(f"(umask 077; echo '{text}' > /tmp/keys/{name})")
-    serve = guest.spawn("ringbolt serve --rpc-socket /tmp/rpc")
-    guest.until("ringbolt rpc --rpc-socket /tmp/rpc rpc_get_methods > /dev/null", 60)
-
-    def rpc(method, params):
-        return guest.run(f"ringbolt rpc --rpc-socket /tmp/rpc {method} --json '{params}'", 60)
-
-    def attach(key, controller_key):
-        keyed = "".join(
-            f', "{name}": "{value}"' for name, value in (("dhchap_key", key), ("dhchap_ctrlr_key", controller_key)) if value
-        )
-        params = (
-            f'{{"name": "n", "trtype": "TCP", "traddr": "127.0.0.1", "adrfam": "ipv4", "trsvcid": "{target.port}", '
-            f'"subnqn": "{subsystem.nqn}", "hostnqn": "{host}"{keyed}}}'
-        )
-        return rpc("bdev_nvme_attach_controller", params)
-
-    for name in keys:
-        assert rpc("keyring_file_add_key", f'{{"name": "{name}", "path": "/tmp/keys/{name}"}}').rc == 0
-    for key, controller_key in ((None, None), ("other", None), ("host", "other")):
-        assert attach(key, controller_key).rc != 0, f"attached with {key} and {controller_key}"
+    initiator = KeyedInitiator(guest, target, subsystem, host, keys)
+    for options in ("", "dhchap_key=other", "dhchap_key=host dhchap_ctrlr_key=other"):
+        initiator.is_rejected(options)
     for digest in ("sha256", "sha384", "sha512"):
         for group in ("null", "ffdhe2048"):
             guest.check(f"cd {folder} && echo 'hmac({digest})' > dhchap_hash && echo {group} > dhchap_dhgroup")
-            for controller_key in (None, "controller"):
-                attached = attach("host", controller_key)
-                assert attached.rc == 0 and "nn1" in attached.out, f"{digest} {group} {controller_key}: {attached.out}"
-                assert rpc("bdev_nvme_detach_controller", '{"name": "n"}').rc == 0
+            for mutual in ("", "dhchap_ctrlr_key=controller"):
+                initiator.attach(f"dhchap_key=host {mutual}")
+                initiator.detach()
     # New keys while it is connected.
-    assert attach("host", None).rc == 0
+    initiator.attach("dhchap_key=host")
     guest.check(f"cd {folder} && echo '{keys['other']}' > dhchap_key")
-    assert rpc("bdev_nvme_set_keys", '{"name": "n", "dhchap_key": "host"}').rc != 0, "the old key is accepted"
-    changed = rpc("bdev_nvme_set_keys", '{"name": "n", "dhchap_key": "other"}')
-    assert changed.rc == 0, changed.out
-    guest.check("killall ringbolt")
-    serve.wait(timeout=30)
+    assert initiator.rpc("bdev_nvme_set_keys name=n dhchap_key=host").rc != 0, "the old key is accepted"
+    initiator.check("bdev_nvme_set_keys name=n dhchap_key=other")
+    initiator.end()

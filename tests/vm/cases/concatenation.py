@@ -6,6 +6,7 @@ from harness.case import case
 from harness.targets import MIB, Namespace, Subsystem, free_port
 
 from .authentication import REJECTED, add_key, secret
+from .keyed_initiator import KeyedInitiator
 from .machines import NEWEST_TLS
 from .tls import KEYRING, clear_keys, start_tlshd
 
@@ -122,32 +123,15 @@ def concatenation_initiator(bench):
     folder = f"{target.ROOT}/hosts/{host}"
     guest.check(f"cd {folder} && echo '{keys['host']}' > dhchap_key && echo '{keys['controller']}' > dhchap_ctrl_key")
     guest.check(f"cd {folder} && echo 'hmac(sha256)' > dhchap_hash && echo ffdhe2048 > dhchap_dhgroup")
-    guest.check("(umask 077; mkdir -p /tmp/keys)")
-    for name, text in keys.items():
-        guest.check(f"(umask 077; echo '{text}' > /tmp/keys/{name})")
-    serve = guest.spawn("ringbolt serve --rpc-socket /tmp/rpc")
-    guest.until("ringbolt rpc --rpc-socket /tmp/rpc rpc_get_methods > /dev/null", 60)
-
-    def rpc(call):
-        return guest.run(f"ringbolt rpc --rpc-socket /tmp/rpc {call}", 60)
-
-    def attach(options):
-        address = f"trtype=TCP traddr=127.0.0.1 adrfam=ipv4 trsvcid={target.port}"
-        names = f"name=n subnqn={subsystem.nqn} hostnqn={host}"
-        return rpc(f"bdev_nvme_attach_controller {address} {names} {options}")
-
-    for name in keys:
-        assert rpc(f"keyring_file_add_key name={name} path=/tmp/keys/{name}").rc == 0
-    assert rpc("bdev_nvme_set_options dhchap_digests='[\"sha256\"]'").rc == 0
+    initiator = KeyedInitiator(guest, target, subsystem, host, keys)
+    initiator.check("bdev_nvme_set_options dhchap_digests='[\"sha256\"]'")
     for options in ("dhchap_key=other concat=true", "dhchap_key=host dhchap_ctrlr_key=other concat=true"):
-        assert attach(options).rc != 0, f"attached with {options}"
-    attached = attach("dhchap_key=host concat=true")
-    assert attached.rc == 0 and "nn1" in attached.out, attached.out
+        initiator.is_rejected(options)
+    initiator.attach("dhchap_key=host concat=true")
     keyring = guest.check(f"for key in $(keyctl rlist {KEYRING}); do keyctl rdescribe $key; done")
     assert f"NVMe1G01 {host} {subsystem.nqn} " in keyring, keyring
-    assert rpc("bdev_nvme_detach_controller name=n").rc == 0
-    guest.check("killall ringbolt")
-    serve.wait(timeout=30)
+    initiator.detach()
+    initiator.end()
     clear_keys(guest)
     guest.check("killall tlshd")
     tlshd.wait(timeout=30)

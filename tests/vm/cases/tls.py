@@ -15,6 +15,7 @@ from harness.targets import MIB, Namespace, Subsystem, free_port
 
 from .authentication import REJECTED, add_key
 from .connect import discovered
+from .keyed_initiator import KeyedInitiator
 from .machines import TLS
 
 KEYRING = "%:.nvme"
@@ -144,29 +145,13 @@ def tls_initiator(bench):
     guest.check(f"cd {target.ROOT}/ports/4 && echo tls1.3 > addr_tsas && echo required > addr_treq")
     target.add_subsystem(subsystem)
     keys = {"right": new_key(), "other": new_key()}
-    guest.check("(umask 077; mkdir -p /tmp/keys)")
-    for name, text in keys.items():
-        guest.check(f"(umask 077; echo '{text}' > /tmp/keys/{name})")
-    serve = guest.spawn("ringbolt serve --rpc-socket /tmp/rpc")
-    guest.until("ringbolt rpc --rpc-socket /tmp/rpc rpc_get_methods > /dev/null", 60)
-
-    def rpc(call):
-        return guest.run(f"ringbolt rpc --rpc-socket /tmp/rpc {call}", 60)
-
-    def attach(options):
-        address = f"trtype=TCP traddr=127.0.0.1 adrfam=ipv4 trsvcid={target.port}"
-        names = f"name=n subnqn={subsystem.nqn} hostnqn={host}"
-        return rpc(f"bdev_nvme_attach_controller {address} {names} {options}")
-
-    for name in keys:
-        assert rpc(f"keyring_file_add_key name={name} path=/tmp/keys/{name}").rc == 0
+    initiator = KeyedInitiator(guest, target, subsystem, host, keys)
 
     def check(accepted, *rejected):
         for options in rejected:
-            assert attach(options).rc != 0, f"attached with {options}"
-        attached = attach(accepted)
-        assert attached.rc == 0 and "nn1" in attached.out, attached.out
-        assert rpc("bdev_nvme_detach_controller name=n").rc == 0
+            initiator.is_rejected(options)
+        initiator.attach(accepted)
+        initiator.detach()
 
     use_derived_key(guest, *specified(keys["right"], host, subsystem))
     check("psk=right", "", "psk=other", "psk=right psk_derivation=libnvme")
@@ -178,8 +163,7 @@ def tls_initiator(bench):
     empty = target.digest(subsystem.namespaces[0], 0, 4 * MIB)
     guest.check(f"{job} --verify=crc32c", 120)
     assert target.digest(subsystem.namespaces[0], 0, 4 * MIB) != empty, "nothing was written"
-    guest.check("killall ringbolt")
-    serve.wait(timeout=30)
+    initiator.end()
     clear_keys(guest)
     guest.check("killall tlshd")
     tlshd.wait(timeout=30)
