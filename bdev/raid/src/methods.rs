@@ -345,8 +345,10 @@ fn conclude_delete(module: &RaidModule, deleted: DeletedArray) -> Result<bool, R
     if !writes.is_empty() {
         let bases: Vec<Arc<BaseBdev>> = writes.iter().map(|(base, _)| base.clone()).collect();
         let written = module.arrays.write_now(writes);
+        let closing = Closing::default().and(bases.iter().map(|base| base.closing()));
         bases.iter().for_each(|base| base.release());
         written?;
+        closing.wait()?;
     }
     Ok(true)
 }
