@@ -287,7 +287,8 @@ impl ControllerDirectory {
     /// Makes a key that of an association, whose admin queue has been connected with it. Returns false if it
     /// is that of another, or was dropped.
     pub(crate) fn use_generated_key(&self, identity: &str, association: &ControllerAssociation) -> bool {
-        let is_unused = sync::lock(&self.generated_keys).begin_use(identity);
+        let mut keys = sync::lock(&self.generated_keys);
+        let is_unused = keys.begin_use(identity, &association.hostnqn, &association.subnqn);
         if is_unused {
             *sync::lock(&association.generated_identity) = Some(identity.to_string());
         }
@@ -322,6 +323,11 @@ impl ControllerAssociation {
     /// The identity of the generated key with which its queues use TLS; `None` if it has none.
     pub fn generated_identity(&self) -> Option<String> {
         sync::lock(&self.generated_identity).clone()
+    }
+
+    /// Whether the controller is for secure channel concatenation alone: the host connects anew with TLS.
+    pub(crate) fn concatenates(&self) -> bool {
+        self.concatenates
     }
 
     /// Host identifier; a 64-bit one occupies the first eight bytes.

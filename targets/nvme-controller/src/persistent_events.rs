@@ -124,7 +124,7 @@ impl PersistentEventLog {
         header.encode(&mut fixed);
         let mut page = Vec::with_capacity(length);
         page.extend(fixed);
-        page.extend(state.events.iter().flat_map(|event| event.iter()));
+        state.events.iter().for_each(|event| page.extend_from_slice(event));
         assert!(page.len() == length && length <= PAGE_BYTES_MAX, "a page of {} bytes", page.len());
         page
     }

@@ -192,7 +192,11 @@ struct PlainHost(TcpStream);
 
 impl PlainHost {
     fn new(rig: &Rig) -> PlainHost {
-        let stream = TcpStream::connect(format!("127.0.0.1:{}", rig.secure)).unwrap();
+        PlainHost::at(&rig.secure)
+    }
+
+    fn at(port: &str) -> PlainHost {
+        let stream = TcpStream::connect(format!("127.0.0.1:{port}")).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
         let mut host = PlainHost(stream);
         // In parts: the first byte decides whether it is TLS.
@@ -362,8 +366,10 @@ fn a_connection_for_concatenation_serves_nothing_else() {
     ] {
         assert_eq!(status(&mut host, sqe), required, "{sqe:?}");
     }
-    let mut io = PlainHost::new(&rig);
-    assert_eq!(io.connect(1, cntlid).status, Status::CONNECT_INVALID_HOST);
+    for port in [&rig.secure, &rig.plain] {
+        let mut io = PlainHost::at(port);
+        assert_eq!(io.connect(1, cntlid).status, Status::CONNECT_INVALID_HOST);
+    }
     assert!(host.is_closed(), "it did not come back with TLS");
 }
 
@@ -391,7 +397,6 @@ fn a_key_is_that_of_one_association_and_ends_with_it() {
     assert_eq!(connects(&rig, &psk, 1, cntlid), invalid_host);
     assert_eq!(connects(&rig, &psk, 0, 0xffff), Status::SUCCESS);
     // That association has ended, and the key with it.
-    rig.target.qpairs(NQN).unwrap();
     let end = Instant::now() + Duration::from_secs(20);
     while rig.target.generated_keys() > 0 {
         assert!(Instant::now() < end, "the key is still there");

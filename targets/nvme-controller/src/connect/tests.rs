@@ -372,6 +372,32 @@ fn a_generated_key_is_for_one_admin_queue_and_its_io_queues() {
     assert_eq!(fixture.directory.generated_keys(), 0);
 }
 
+/// An identity separates its fields by spaces, which NQNs may contain.
+#[test]
+fn a_generated_key_is_that_of_the_host_that_has_generated_it() {
+    let mut fixture = concatenating();
+    let spaced: Nqn = format!("{} {}", host(), subnqn()).parse().unwrap();
+    let key = nvme_auth::AuthKey::new(None, &[2; 32]).unwrap();
+    let subsystem = Arc::get_mut(&mut fixture.subsystem).unwrap();
+    subsystem.host_keys.insert(spaced.clone(), AuthKeys { host: key, controller: None });
+    let mut data = connect_data(subnqn(), CNTLID_DYNAMIC);
+    data[512..768].fill(0);
+    data[512..512 + spaced.as_str().len()].copy_from_slice(spaced.as_str().as_bytes());
+    let context = ConnectContext {
+        secure: None,
+        directory: &fixture.directory,
+        limits: &fixture.limits,
+        port: SubsystemPort { secure: true, ..SubsystemPort::default() },
+    };
+    let plain =
+        connect(&connect_sqe(0, 32, 0), &data, &context, |_| Some(fixture.subsystem.clone())).unwrap();
+    assert_eq!(*plain.association().hostnqn(), spaced);
+    let psk = generated(1);
+    fixture.directory.add_generated_key(plain.association(), psk.clone(), 0, 100);
+    let refused = fixture.connect_secure(Some(&psk), 0, CNTLID_DYNAMIC).map(drop).unwrap_err();
+    assert_eq!(refused.status, Status::CONNECT_INVALID_HOST);
+}
+
 #[test]
 fn unused_generated_keys_expire_and_are_few() {
     let fixture = concatenating();

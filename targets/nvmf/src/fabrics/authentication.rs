@@ -45,7 +45,8 @@ pub(crate) struct QueueAuthentication {
 }
 
 /// Whether a host may send a command on a connection without TLS after secure channel concatenation: those
-/// with which hosts begin before they connect anew. They neither have data nor change what others see.
+/// with which hosts begin before they connect anew. They have no data, and others see of them what they leave
+/// in the Persistent Event log, if anything.
 fn is_permitted_before_tls(sqe: &Sqe) -> bool {
     if sqe.opcode == FABRICS {
         return match fabrics_type(sqe) {
@@ -177,6 +178,8 @@ impl<L: FabricsLink> FabricsQueue<L> {
                 timeout_ns,
             })
         });
+        let concatenates = requirement == AuthRequirement::Concatenate;
+        assert!(self.authentication.is_some() || !concatenates, "a host without keys concatenates");
         match self.authentication {
             Some(_) if !is_done => {
                 self.handshake_deadline_ns = now_ns.saturating_add(core.limits.connect_timeout_ns)
