@@ -258,7 +258,7 @@ def case_own_initiator(server):
 
 
 def hostile_packets(random_source):
-    """Packets of every kind: random, with plausible headers, and floods of well-formed names."""
+    """Packets of every kind: random, with plausible headers, and floods of names that are found."""
     for _ in range(2000):
         yield random_source.randbytes(random_source.randrange(600))
     for _ in range(2000):
@@ -281,6 +281,10 @@ def case_hostile(server):
     server.rpc("nvmf_publish_mdns_prr")
     server.rpc("bdev_nvme_start_mdns_discovery", name="other", svcname="_other._tcp")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+        # Answers come from this port; others are ignored.
+        for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):
+            sender.setsockopt(socket.SOL_SOCKET, option, 1)
+        sender.bind((address, 5353))
         sender.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, socket.inet_aton(address))
         for packet in hostile_packets(random.Random(SEED)):
             sender.sendto(packet, ("224.0.0.251", 5353))

@@ -63,7 +63,15 @@ impl MdnsSearches {
         }
         let found = FoundControllers::default();
         let (own_found, own_initiator) = (found.clone(), initiator.clone());
-        let discovery = mdns::Discovery::start(service, mdns::local_addresses(), move |service| {
+        let addresses = mdns::local_addresses();
+        if addresses.iter().all(Ipv4Addr::is_loopback) {
+            log::warn!(
+                target: "bdev_nvme",
+                "{name}: no interface but the loopback has an IPv4 address: stop the search and start it anew \
+                 when one has"
+            );
+        }
+        let discovery = mdns::Discovery::start(service, addresses, move |service| {
             follow(&own_initiator, &own_found, &template, &service);
         });
         let discovery = discovery.map_err(|error| match error {

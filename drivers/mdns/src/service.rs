@@ -8,11 +8,8 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
-use crate::socket::MulticastSocket;
+use crate::socket::{MulticastSocket, PORT};
 use crate::{Browser, FoundService, MdnsError, MdnsService, Responder};
-
-/// Messages that are handled between two looks at the time and at the request to stop.
-const BURST: u32 = 64;
 
 /// Publishes services until it is dropped; then it withdraws them.
 pub struct Publisher(#[expect(dead_code, reason = "dropping it ends the thread")] ServiceThread);
@@ -38,7 +35,7 @@ impl Publisher {
                 if stop.wait(&socket, &clock, responder.deadline()) {
                     break;
                 }
-                receive(&socket, |message| responder.receive(message, clock.now_ms()));
+                socket.receive(|message, _| responder.receive(message, clock.now_ms()));
             }
             for (from, message) in responder.goodbye() {
                 socket.send(from, &message);
@@ -75,7 +72,11 @@ impl Discovery {
                 if stop.wait(&socket, &clock, Some(browser.deadline())) {
                     break;
                 }
-                receive(&socket, |message| {
+                socket.receive(|message, port| {
+                    // Answers come from this port (RFC 6762, section 6).
+                    if port != PORT {
+                        return;
+                    }
                     let services = browser.receive(message, clock.now_ms()).into_iter();
                     services
                         .filter(|service| is_loopback || !service.address.is_loopback())
@@ -84,16 +85,6 @@ impl Discovery {
             }
         });
         Ok(Discovery(thread?))
-    }
-}
-
-/// Handles received messages, at most a burst of them.
-fn receive(socket: &MulticastSocket, mut handle: impl FnMut(&[u8])) {
-    let mut buffer = [0; wire_mdns::MESSAGE_BYTES_MAX + 1];
-    for _ in 0..BURST {
-        // An error is that of an earlier send, or there is nothing more.
-        let Ok((bytes, _)) = socket.socket.recv_from(&mut buffer) else { return };
-        handle(&buffer[..bytes]);
     }
 }
 

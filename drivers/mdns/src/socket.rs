@@ -16,6 +16,9 @@ pub(crate) struct MulticastSocket {
     pub(crate) socket: UdpSocket,
 }
 
+/// Messages that are handled between two looks at the time and at the request to stop.
+const BURST: u32 = 64;
+
 impl MulticastSocket {
     /// # Errors
     /// The port is used by a program that does not share it, or none of the addresses is of an interface that
@@ -25,7 +28,9 @@ impl MulticastSocket {
         let socket = socket_with(AddressFamily::INET, SocketType::DGRAM, flags, None)?;
         sockopt::set_socket_reuseaddr(&socket, true)?;
         sockopt::set_socket_reuseport(&socket, true)?;
-        bind(&socket, &SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, PORT))?;
+        // Only what is sent to the group is received: nothing of other networks (RFC 6762, section 11), and no
+        // answer that is meant for another program with this port.
+        bind(&socket, &SocketAddrV4::new(GROUP, PORT))?;
         let socket = UdpSocket::from(socket);
         socket.set_multicast_ttl_v4(TTL)?;
         socket.set_multicast_loop_v4(true)?;
@@ -41,6 +46,16 @@ impl MulticastSocket {
         }
         joined?;
         Ok(MulticastSocket { socket })
+    }
+
+    /// Handles received messages with the ports that they come from, at most a burst of them.
+    pub(crate) fn receive(&self, mut handle: impl FnMut(&[u8], u16)) {
+        let mut buffer = [0; wire_mdns::MESSAGE_BYTES_MAX + 1];
+        for _ in 0..BURST {
+            // An error is that of an earlier send, or there is nothing more.
+            let Ok((bytes, from)) = self.socket.recv_from(&mut buffer) else { return };
+            handle(&buffer[..bytes], from.port());
+        }
     }
 
     /// Multicasts from an address. A network that is down loses the message.
