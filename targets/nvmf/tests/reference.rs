@@ -69,6 +69,19 @@ fn errors_name_transports_and_parameters_of_all_of_them() {
     assert!(plane.create_error(json!({})).contains("trtype: required, but missing"));
 }
 
+/// What publishes nothing any more, as its listeners were removed, is saved and loaded again.
+#[test]
+fn a_target_without_listeners_is_published_with_those_that_come() {
+    let plane = TestPlane::new();
+    let publish = |plane: &TestPlane| plane.plane.invoke("nvmf_publish_mdns_prr", json!({}));
+    assert_eq!(publish(&plane).unwrap(), json!(true));
+    let saved = plane.plane.save_subsystem("nvmf").unwrap();
+    assert!(saved.iter().any(|call| call["method"] == "nvmf_publish_mdns_prr"), "{saved:?}");
+    let loaded = TestPlane::new();
+    assert_eq!(publish(&loaded).unwrap(), json!(true));
+    assert!(publish(&loaded).unwrap_err().message.contains("is published already"));
+}
+
 /// What is created is reported and saved in the order of the list, whatever the order of creation.
 #[test]
 fn transports_are_reported_with_their_own_options_only() {

@@ -28,7 +28,7 @@ pub(super) fn methods() -> Vec<Method<NvmfModule>> {
             )
             .errors(&[
                 (RpcError::EEXIST, "the target is published"),
-                (RpcError::EINVAL, "another target is published, or there is no such listener over IPv4"),
+                (RpcError::EINVAL, "another target is published"),
                 (RpcError::EIO, "port 5353 cannot be used"),
             ]),
         Method::update("nvmf_stop_mdns_prr", stop)
@@ -58,13 +58,9 @@ fn publish(module: &NvmfModule, params: PublishMdns) -> Result<bool, RpcError> {
         });
     }
     let addresses = addresses(&target.target);
-    if addresses.is_empty() {
-        let message = "the target has no TCP listener on an IPv4 address without TLS".to_string();
-        return Err(RpcError::new(RpcError::EINVAL, message));
-    }
-    let publisher = start(&addresses)?;
+    let publisher = if addresses.is_empty() { None } else { Some(start(&addresses)?) };
     let params = params.tgt_name.to_member().into_iter().collect();
-    *published = Some(PublishedTarget { target, params, addresses, publisher: Some(publisher) });
+    *published = Some(PublishedTarget { target, params, addresses, publisher });
     Ok(true)
 }
 
@@ -131,14 +127,15 @@ impl NvmfModule {
             return;
         }
         // Withdrawn first: the names of what stays are the same.
-        published.publisher = None;
-        if !addresses.is_empty() {
-            match start(&addresses) {
-                Ok(publisher) => published.publisher = Some(publisher),
-                Err(error) => log::warn!(target: "nvmf", "{}", error.message),
-            }
+        (published.publisher, published.addresses) = (None, Vec::new());
+        if addresses.is_empty() {
+            return;
         }
-        published.addresses = addresses;
+        match start(&addresses) {
+            Ok(publisher) => (published.publisher, published.addresses) = (Some(publisher), addresses),
+            // The next change of listeners tries it again.
+            Err(error) => log::warn!(target: "nvmf", "{}", error.message),
+        }
     }
 
     /// Withdraws what is published.
