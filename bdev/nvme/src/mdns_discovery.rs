@@ -25,7 +25,7 @@ struct MdnsSearch {
     service: String,
     found: FoundControllers,
     // Dropping it ends the search.
-    _discovery: mdns::Discovery,
+    discovery: mdns::Discovery,
 }
 
 /// Discovery services that a search has started: their names and the addresses of their controllers.
@@ -58,7 +58,7 @@ impl MdnsSearches {
         if searches.contains_key(&name) {
             return Err(InitiatorError::Exists(format!("mDNS discovery {name} exists")));
         }
-        if searches.values().any(|one| one.service == service) {
+        if searches.values().any(|one| one.discovery.is_for(service)) {
             return Err(InitiatorError::Exists(format!("mDNS discovery for {service} exists")));
         }
         let found = FoundControllers::default();
@@ -79,7 +79,7 @@ impl MdnsSearches {
             mdns::MdnsError::System(_) => InitiatorError::Attach(error.to_string()),
         })?;
         let service = service.to_string();
-        searches.insert(name, MdnsSearch { service, found, _discovery: discovery });
+        searches.insert(name, MdnsSearch { service, found, discovery });
         Ok(())
     }
 
@@ -92,7 +92,7 @@ impl MdnsSearches {
         job: &JobHandle,
     ) -> Result<(), InitiatorError> {
         let search = sync::lock(&self.0).remove(name);
-        let MdnsSearch { found, _discovery: discovery, .. } =
+        let MdnsSearch { found, discovery, .. } =
             search.ok_or_else(|| InitiatorError::NotFound(name.to_string()))?;
         drop(discovery);
         let found = std::mem::take(&mut *sync::lock(&found));

@@ -16,6 +16,9 @@ const FIRST_INTERVAL_MS: u64 = 1000;
 const INTERVAL_MAX_MS: u64 = 3_600_000;
 /// Reports of an instance at most, each with another address, port or text.
 const REPORTS_MAX: usize = 8;
+/// Bytes of the attributes of an instance that are remembered; longer ones are ignored (RFC 6763, section 6.2,
+/// recommends no more).
+const TEXT_BYTES_MAX: usize = 1300;
 /// Questions about what is missing of an instance that was heard of, a second apart.
 const RESOLUTIONS_MAX: u32 = 3;
 
@@ -86,6 +89,11 @@ impl Browser {
         })
     }
 
+    /// The kind, with its domain.
+    pub fn kind(&self) -> &DnsName {
+        &self.kind
+    }
+
     /// When [`poll`](Self::poll) has a query, in milliseconds.
     pub fn deadline(&self) -> u64 {
         self.resolve_ms.map_or(self.next_ms, |resolve_ms| resolve_ms.min(self.next_ms))
@@ -151,6 +159,12 @@ impl Browser {
         for (name, instance) in &mut self.instances {
             let (Some((host, port)), Some(text)) = (&instance.service, &instance.text) else { continue };
             let Some(address) = self.hosts.get(host) else { continue };
+            let is_service =
+                |one: &FoundService| one.address == *address && one.port == *port && one.text == *text;
+            // A host announces each of its addresses on the network of it, again and again.
+            if instance.reported.len() == REPORTS_MAX || instance.reported.iter().any(is_service) {
+                continue;
+            }
             let label = name.labels().next().unwrap_or_default();
             let service = FoundService {
                 instance: String::from_utf8_lossy(label).into_owned(),
@@ -158,11 +172,8 @@ impl Browser {
                 port: *port,
                 text: text.clone(),
             };
-            // A host announces each of its addresses on the network of it, again and again.
-            if instance.reported.len() < REPORTS_MAX && !instance.reported.contains(&service) {
-                instance.reported.push(service.clone());
-                found.push(service);
-            }
+            instance.reported.push(service.clone());
+            found.push(service);
         }
         found.sort_by(|one, other| one.instance.cmp(&other.instance));
         self.schedule_resolution(now_ms + FIRST_INTERVAL_MS);
@@ -185,7 +196,11 @@ impl Browser {
             RecordData::Service { host, port } if *port != 0 => {
                 instance.service = Some((host.clone(), *port))
             }
-            RecordData::Text(text) => instance.text = Some(text.clone()),
+            RecordData::Text(text)
+                if text.iter().map(|one| 1 + one.len()).sum::<usize>() <= TEXT_BYTES_MAX =>
+            {
+                instance.text = Some(text.clone())
+            }
             _ => {}
         }
     }
@@ -244,7 +259,7 @@ mod tests {
 
     #[test]
     fn an_instance_is_resolved_in_steps_and_reported_once_for_each_address() {
-        let mut browser = Browser::new("_nvme-disc._tcp.local").unwrap();
+        let mut browser = Browser::new("_nvme-disc._tcp.Local.").unwrap();
         browser.poll(0);
         let instance = "one._nvme-disc._tcp.local";
         assert!(browser.receive(&response(vec![pointer(instance)]), 500).is_empty());
@@ -312,6 +327,11 @@ mod tests {
             );
         }
         assert_eq!((browser.instances.len(), browser.hosts.len()), (ENTRIES_MAX, ENTRIES_MAX));
+        for (attributes, is_kept) in [(6, false), (5, true)] {
+            let text = RecordData::Text(vec![vec![b'x'; 255]; attributes]);
+            let found = browser.receive(&response(vec![record("i0._nvme-disc._tcp.local", text)]), 2000);
+            assert_eq!(found.len(), usize::from(is_kept), "{attributes} attributes of 255 bytes");
+        }
         let query = browser.poll(5000).unwrap();
         assert!(DnsMessage::decode(&query).unwrap().questions.len() <= wire_mdns::RECORDS_MAX);
         // Queries and what is no message are ignored.

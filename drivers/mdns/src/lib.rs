@@ -70,5 +70,9 @@ impl From<std::io::Error> for MdnsError {
 /// The name of a type of service such as `_nvme-disc._tcp`, in the domain `local`.
 fn service_kind(text: &str) -> Result<DnsName, DecodeError> {
     let text = text.trim_end_matches('.');
-    format!("{}.local", text.strip_suffix(".local").unwrap_or(text)).parse()
+    let kind = match text.rsplit_once('.') {
+        Some((kind, domain)) if domain.eq_ignore_ascii_case("local") => kind,
+        _ => text,
+    };
+    format!("{kind}.local").parse()
 }

@@ -8,6 +8,8 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
+use wire_mdns::DnsName;
+
 use crate::socket::{MulticastSocket, PORT};
 use crate::{Browser, FoundService, MdnsError, MdnsService, Responder};
 
@@ -46,7 +48,11 @@ impl Publisher {
 }
 
 /// Looks for instances of a service until it is dropped.
-pub struct Discovery(#[expect(dead_code, reason = "dropping it ends the thread")] ServiceThread);
+pub struct Discovery {
+    kind: DnsName,
+    // Dropping it ends the thread.
+    _thread: ServiceThread,
+}
 
 impl Discovery {
     /// Looks for instances of a kind such as `_nvme-disc._tcp` on the networks of these addresses. The
@@ -63,6 +69,7 @@ impl Discovery {
         let mut browser = Browser::new(kind)?;
         let socket = MulticastSocket::open(&addresses)?;
         let is_loopback = addresses.iter().any(Ipv4Addr::is_loopback);
+        let kind = browser.kind().clone();
         let thread = ServiceThread::start("mdns discovery", move |stop| {
             let clock = Clock::start();
             loop {
@@ -84,7 +91,12 @@ impl Discovery {
                 });
             }
         });
-        Ok(Discovery(thread?))
+        Ok(Discovery { kind, _thread: thread? })
+    }
+
+    /// Whether it looks for this kind: case is not significant, nor whether the domain is named.
+    pub fn is_for(&self, kind: &str) -> bool {
+        crate::service_kind(kind).is_ok_and(|kind| kind == self.kind)
     }
 }
 
