@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use reactor::{ReactorHandle, blocking};
 
+pub(crate) use masks::MaskError;
 use masks::ThreadMasks;
 use sampler::Sampler;
 pub use target::{BalancedTarget, ConnectionLoad, ConnectionMove};
@@ -38,6 +39,9 @@ pub(crate) type ListTargets = Arc<dyn Fn() -> Vec<Arc<dyn BalancedTarget>> + Sen
 
 struct BalancerShared {
     reactors: Vec<ReactorHandle>,
+    /// Held while masks are read and targets are told of them, so that the last are those in force. Taken
+    /// before the state's lock.
+    telling: Mutex<()>,
     state: Mutex<BalancerState>,
     changed: Condvar,
 }
@@ -56,9 +60,9 @@ struct BalancerState {
 
 impl Balancer {
     pub(crate) fn new(reactors: Vec<ReactorHandle>) -> Arc<Balancer> {
-        let (state, changed) = (Mutex::default(), Condvar::new());
+        let (telling, state, changed) = (Mutex::default(), Mutex::default(), Condvar::new());
         Arc::new(Balancer {
-            shared: Arc::new(BalancerShared { reactors, state, changed }),
+            shared: Arc::new(BalancerShared { reactors, telling, state, changed }),
             thread: Mutex::default(),
         })
     }
@@ -109,21 +113,26 @@ impl Balancer {
     ///
     /// # Errors
     /// The connections could be on no core, or the thread cannot be created. Nothing is changed.
-    pub(crate) fn set_mask(&self, reactor: usize, cpus: &[u32]) -> Result<(), String> {
+    pub(crate) fn set_mask(&self, reactor: usize, cpus: &[u32]) -> Result<(), MaskError> {
         let cores: Vec<u32> = self.shared.reactors.iter().map(ReactorHandle::cpu).collect();
-        self.start().map_err(|error| error.to_string())?;
+        let telling = sync::lock(&self.shared.telling);
+        let masks = sync::lock(&self.shared.state).masks.with(reactor, cpus, &cores)?;
+        if !masks.excluded().is_empty() {
+            self.start().map_err(|error| MaskError::Thread(error.kind()))?;
+        }
         let mut state = sync::lock(&self.shared.state);
         if state.is_stopped {
-            return Err("the program ends".to_string());
+            return Err(MaskError::Stopped);
         }
-        state.masks.set(reactor, cpus, &cores)?;
+        state.masks = masks.clone();
         state.changes += 1;
-        let (masks, targets) = (state.masks.clone(), state.targets.clone());
+        let targets = state.targets.clone();
         self.shared.changed.notify_all();
         drop(state);
         if let Some(targets) = targets {
             move_away(&targets(), &masks);
         }
+        drop(telling);
         Ok(())
     }
 
@@ -136,7 +145,8 @@ impl Balancer {
     pub(crate) fn stop(&self) {
         sync::lock(&self.shared.state).is_stopped = true;
         self.shared.changed.notify_all();
-        if let Some(thread) = sync::lock(&self.thread).take() {
+        let thread = sync::lock(&self.thread).take();
+        if let Some(thread) = thread {
             // A panic was reported on standard error.
             _ = thread.join();
         }
@@ -147,11 +157,10 @@ impl BalancerShared {
     fn run(&self) {
         let mut sampler = Sampler::default();
         loop {
-            let (period, masks, changes) = {
+            let (period, has_excluded, changes) = {
                 let state = sync::lock(&self.state);
-                (state.period, state.masks.clone(), state.changes)
+                (state.period, !state.masks.excluded().is_empty(), state.changes)
             };
-            let has_excluded = !masks.excluded().is_empty();
             let sleep = period.unwrap_or(if has_excluded { MASKS_PERIOD } else { OFF_PERIOD });
             let ended = blocking::wait_until(&self.state, &self.changed, sleep, |state| {
                 (state.is_stopped || state.changes != changes).then_some(state.is_stopped)
@@ -166,6 +175,8 @@ impl BalancerShared {
             };
             let Some(targets) = targets.filter(|_| period.is_some() || has_excluded) else { continue };
             let targets = targets();
+            let _telling = sync::lock(&self.telling);
+            let masks = sync::lock(&self.state).masks.clone();
             if period.is_none() {
                 move_away(&targets, &masks);
                 continue;

@@ -174,8 +174,12 @@ mod tests {
     }
 
     fn target(reactors: &[usize], works: &[&[u64]]) -> TargetLoads {
-        let load =
-            |(id, work): (usize, &u64)| ConnectionLoad { id: id as u64, work: *work, is_movable: true };
+        let load = |(id, work): (usize, &u64)| ConnectionLoad {
+            id: id as u64,
+            work: *work,
+            is_movable: true,
+            can_begin: true,
+        };
         let loads = works.iter().map(|works| works.iter().enumerate().map(load).collect()).collect();
         TargetLoads { name: "tcp", reactors: reactors.to_vec(), loads }
     }

@@ -29,8 +29,10 @@ pub struct ConnectionLoad {
     pub id: u64,
     /// Units of work, by which the time of the target is divided among its connections.
     pub work: u64,
-    /// It may move now: it has not moved just before.
+    /// It may move to where there is less to do: it has not moved just before.
     pub is_movable: bool,
+    /// It may move at all: it is not about to, and was not just before without being ready in time.
+    pub can_begin: bool,
 }
 
 /// A connection that is to move.

@@ -25,7 +25,7 @@ impl BalancedTarget for FakeTarget {
 
     fn loads(&self) -> Option<Vec<Vec<ConnectionLoad>>> {
         _ = self.asked.try_send(());
-        let load = |id| ConnectionLoad { id, work: 1, is_movable: true };
+        let load = |id| ConnectionLoad { id, work: 1, is_movable: true, can_begin: true };
         Some(vec![vec![load(1), load(2)], Vec::new()])
     }
 

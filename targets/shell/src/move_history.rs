@@ -24,6 +24,11 @@ pub(crate) struct MoveHistory {
 }
 
 impl MoveHistory {
+    /// Whether a connection may move that has to leave its core, however short it is there.
+    pub(crate) fn can_begin(&self, now_ns: u64) -> bool {
+        !self.is_moving && (self.failures == 0 || self.stays_until_ns <= now_ns)
+    }
+
     /// Of a connection that moves now.
     pub(crate) fn after_move(self, now_ns: u64) -> MoveHistory {
         let is_calm = now_ns >= self.stays_until_ns.saturating_add(CALM_NS);
@@ -53,6 +58,10 @@ mod tests {
             now_ns = moves.stays_until_ns;
         }
         assert_eq!(stays, [1, 2, 4, 8, 16, 32, 64, 64]);
+        assert!(moves.can_begin(now_ns - 1), "it may leave a core that it has to");
+        let failed = moves.after_failure(now_ns);
+        assert!(!failed.can_begin(now_ns + STAY_NS - 1) && failed.can_begin(now_ns + STAY_NS));
+        assert!(!MoveHistory { is_moving: true, ..MoveHistory::default() }.can_begin(now_ns));
         now_ns += CALM_NS;
         assert_eq!(moves.after_move(now_ns).stays_until_ns - now_ns, STAY_NS);
     }

@@ -76,6 +76,7 @@ impl<P: Protocol, N: Listen> ConnectionGroup<P, N> {
                 id: slot.to_bits(),
                 work: work.wrapping_sub(before),
                 is_movable: !entry.moves.is_moving && entry.moves.stays_until_ns <= now_ns,
+                can_begin: entry.moves.can_begin(now_ns),
             });
         }
         loads
