@@ -152,9 +152,13 @@ impl ControllerAuth {
         !matches!(self.state, State::Idle | State::Failed)
     }
 
-    /// Whether a message was wrong and AUTH_Failure1 is pending.
-    pub fn is_failing(&self) -> bool {
-        matches!(self.state, State::Failure1(..))
+    /// The message that was wrong and why, while AUTH_Failure1 is pending or after the exchange has failed.
+    pub fn failure(&self) -> Option<(AuthMessageKind, AuthFailure)> {
+        match (&self.state, self.status) {
+            (State::Failure1(step, reason), _) => Some((*step, *reason)),
+            (_, AuthStatus::Failed(step, reason)) => Some((step, reason)),
+            _ => None,
+        }
     }
 
     /// Takes a message of the host. One that is wrong is answered by [`receive`](Self::receive).

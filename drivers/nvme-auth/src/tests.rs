@@ -121,7 +121,7 @@ fn a_host_that_confirms_what_it_did_not_challenge_stays_authenticated() {
     let success = AuthMessage { transaction: 7, body: AuthBody::Success2 }.encode();
     pair.controller.sent(&success, &mut SystemNonces);
     assert_eq!(pair.controller.status(), AuthStatus::Authenticated);
-    assert!(!pair.controller.is_in_progress() && !pair.controller.is_failing());
+    assert!(!pair.controller.is_in_progress() && pair.controller.failure().is_none());
 }
 
 #[test]
@@ -130,7 +130,7 @@ fn a_failure_is_known_before_the_host_fetches_it() {
     let mut reply = pair.until_reply();
     reply[20] ^= 1;
     pair.controller.sent(&reply, &mut SystemNonces);
-    assert!(pair.controller.is_failing() && pair.controller.is_in_progress());
+    assert!(pair.controller.failure().is_some() && pair.controller.is_in_progress());
 }
 
 #[test]

@@ -279,6 +279,12 @@ impl ControllerDirectory {
         sync::lock(&self.generated_keys).find(identity, now_ns)
     }
 
+    /// Drops the keys that a host has generated for a subsystem and has not connected with: its
+    /// authentication keys are others now.
+    pub fn drop_unused_generated_keys(&self, host: &Nqn, subsystem: &Nqn) {
+        sync::lock(&self.generated_keys).drop_unused(host, subsystem);
+    }
+
     /// Number of generated keys that the target remembers.
     pub fn generated_keys(&self) -> usize {
         sync::lock(&self.generated_keys).len()

@@ -66,6 +66,13 @@ impl GeneratedKeys {
         key.is_some_and(|key| key.unused_until_ns.take().is_some())
     }
 
+    /// Drops the keys of a host and a subsystem with which it has not connected yet.
+    pub(crate) fn drop_unused(&mut self, host: &Nqn, subsystem: &Nqn) {
+        self.by_identity.retain(|_, key| {
+            key.unused_until_ns.is_none() || key.hostnqn != *host || key.subnqn != *subsystem
+        });
+    }
+
     pub(crate) fn remove(&mut self, identity: &str) {
         self.by_identity.remove(identity);
     }

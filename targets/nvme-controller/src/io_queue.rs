@@ -249,6 +249,16 @@ impl<L: Default> IoQueue<L> {
         }
     }
 
+    /// Bytes on the heap of commands that are answered, but for their data, which the host has not taken yet.
+    /// It visits every command.
+    pub fn unsent_bytes(&self) -> usize {
+        let bytes = |(_, command): (Slot, &Command<L>)| match (&command.state, &command.data) {
+            (CommandState::Sending, CommandData::Bytes(bytes)) => bytes.len(),
+            _ => 0,
+        };
+        self.commands.iter().map(bytes).sum()
+    }
+
     /// Number of commands that were accepted and have not completed.
     pub fn in_flight(&self) -> usize {
         self.commands.len()

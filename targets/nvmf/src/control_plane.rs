@@ -441,7 +441,9 @@ impl<N: ServerNetwork> NvmfTarget<N> {
         });
         configured.host_keys.remove(&host);
         configured.host_psks.remove(&host);
-        self.commit(&mut state, before)
+        self.commit(&mut state, before)?;
+        self.0.shared().drop_unused_generated_keys(&host, &nqn);
+        Ok(())
     }
 
     /// Allows any host, or only those on the list; hosts that are no longer allowed are disconnected as by

@@ -33,6 +33,10 @@ use crate::snapshot::ConfigSnapshot;
 /// Connect has 1024 bytes of data; before Connect no larger capsule is accepted.
 pub(crate) const BEFORE_CONNECT_BYTES_MAX: u32 = wire_nvme::fabrics::CONNECT_DATA_SIZE as u32;
 
+/// Bytes of answers of an admin queue that the host has not taken, from which it may send no more commands
+/// until it has. Log pages are as long as hosts ask for, and their memory is not of the pool.
+const ADMIN_ANSWERS_BYTES_MAX: usize = 32 << 10;
+
 /// Limits of a transport over a fabric.
 #[derive(Clone, Debug)]
 pub(crate) struct FabricsLimits {
@@ -266,6 +270,16 @@ impl<L: FabricsLink> FabricsQueue<L> {
             self.begin_drain();
         }
         is_orphaned
+    }
+
+    /// Whether the host has to take answers before it may send more commands: one that logs in, all of them;
+    /// one with an admin queue, those whose data is on the heap and that would be too many.
+    #[inline]
+    pub(crate) fn waits_for_answers(&self) -> bool {
+        match self.role {
+            ConnectionRole::Admin(_) if self.queue.unsent_bytes() > ADMIN_ANSWERS_BYTES_MAX => true,
+            _ => self.is_logging_in() && !self.queue.is_idle(),
+        }
     }
 
     /// Whether a queue that drains may close, as far as its role is concerned. The admin queue closes last: a

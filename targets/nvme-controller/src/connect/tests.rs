@@ -408,9 +408,16 @@ fn unused_generated_keys_expire_and_are_few() {
         fixture.directory.add_generated_key(plain.association(), generated(number), 0, 100);
     }
     assert_eq!(fixture.directory.generated_keys(), 17);
+    let other: Nqn = "nqn.2014-08.org.nvmexpress:uuid:00000000-0000-0000-0000-000000000009".parse().unwrap();
+    fixture.directory.drop_unused_generated_keys(&other, plain.association().subnqn());
+    assert_eq!(fixture.directory.generated_keys(), 17);
     let is_there =
         |number, now_ns| fixture.directory.generated_key(&generated(number).identity, now_ns).is_some();
     assert!(is_there(39, 99) && is_there(24, 99) && !is_there(23, 99));
     assert!(!is_there(39, 100) && is_there(99, u64::MAX));
     assert_eq!(fixture.directory.generated_keys(), 1);
+    fixture.directory.add_generated_key(plain.association(), generated(40), 100, 200);
+    let (host, subsystem) = (plain.association().hostnqn(), plain.association().subnqn());
+    fixture.directory.drop_unused_generated_keys(host, subsystem);
+    assert!(!is_there(40, 100) && is_there(99, 100));
 }

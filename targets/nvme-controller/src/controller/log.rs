@@ -120,6 +120,8 @@ impl Controller {
                 command_effects(&self.limits, &self.view)
             }
             LogId::FeatureEffects => feature_effects(&self.view, &self.limits),
+            // It is of the subsystem, and of no namespace (Base 2.0, section 5.16).
+            LogId::PersistentEvents if sqe.nsid != 0 && sqe.nsid != NSID_ALL => return Err(INVALID_FIELD),
             LogId::PersistentEvents => self.persistent_events_page(&command)?,
             LogId::Ana => self.ana_page(command.specific & AnaLog::GROUPS_ONLY != 0),
             LogId::ReservationNotification => self.notifications.page(),
@@ -134,7 +136,8 @@ impl Controller {
         let offset = usize::try_from(command.offset).ok().filter(|&offset| offset <= content.len());
         let offset = offset.ok_or(INVALID_FIELD)?;
         let length = command.length_bytes as usize;
-        let mut data = content[offset..].to_vec();
+        let mut data = content;
+        data.drain(..offset);
         data.resize(length, 0);
         if !command.retain_event {
             self.events.log_read(command.lid);

@@ -138,7 +138,9 @@ impl<N: ServerNetwork> NvmfTarget<N> {
             Some(keys) => configured.host_keys.insert(host.clone(), keys),
             None => configured.host_keys.remove(host),
         };
-        self.commit(&mut state, before)
+        self.commit(&mut state, before)?;
+        self.0.shared().drop_unused_generated_keys(host, nqn);
+        Ok(())
     }
 
     /// Sets the hash functions and groups that hosts may authenticate with from now on.

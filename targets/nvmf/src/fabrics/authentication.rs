@@ -24,8 +24,8 @@ const INVALID_FIELD: Status = Status::INVALID_FIELD.do_not_retry();
 /// Until it has succeeded once, the queue executes Authentication Send and Receive alone, one at a time, so
 /// that a host without a key costs 4 KiB and the exchange; the connection counts as one that has not logged
 /// in, and is closed after `connect_timeout_ms`. Later the host may authenticate anew, within the same time.
-/// A failure closes the connection: no other command is executed from then on. Exponentiations block; a poll
-/// computes one, and the others wait.
+/// A failure closes the connection: no other command is executed from then on, also none that was accepted
+/// before and whose data was missing. Exponentiations block; a poll computes one, and the others wait.
 ///
 /// With secure channel concatenation the host makes a key of TLS on a connection without, which counts as one
 /// that has not logged in until it closes. On it the host, which may not know yet whether it will be
@@ -37,6 +37,8 @@ pub(crate) struct QueueAuthentication {
     is_done: bool,
     /// It has succeeded once, or need not.
     has_logged_in: bool,
+    /// A failure was logged.
+    has_failed: bool,
     /// A message that waits for its turn to be computed, and until when.
     waiting: Option<(AdminCommand, u64)>,
     /// Within which time an exchange of a host has to end that is authenticated already, and a host has to
@@ -136,11 +138,21 @@ impl<L: FabricsLink> FabricsQueue<L> {
         self.authentication.as_ref().is_some_and(|one| !one.has_logged_in)
     }
 
-    /// Whether an authentication of the host has failed, and it has the reason.
+    /// Whether an authentication of the host has failed.
     pub(crate) fn has_failed_authentication(&self) -> bool {
-        self.authentication
-            .as_ref()
-            .is_some_and(|one| matches!(one.exchange.status(), AuthStatus::Failed(..)))
+        self.authentication.as_ref().is_some_and(|one| one.exchange.failure().is_some())
+    }
+
+    /// Whether a command may be executed whose data has been received.
+    ///
+    /// # Errors
+    /// An authentication of the host has failed since the command was accepted.
+    #[inline]
+    pub(crate) fn accepts_data(&self) -> Result<(), Status> {
+        match self.authentication.is_some() && self.has_failed_authentication() {
+            true => Err(Status::AUTHENTICATION_REQUIRED.do_not_retry()),
+            false => Ok(()),
+        }
     }
 
     /// Whether the connection is for secure channel concatenation alone.
@@ -174,6 +186,7 @@ impl<L: FabricsLink> FabricsQueue<L> {
                 exchange,
                 is_done,
                 has_logged_in: is_done,
+                has_failed: false,
                 waiting: None,
                 timeout_ns,
             })
@@ -258,10 +271,12 @@ impl<L: FabricsLink> FabricsQueue<L> {
                 true => {}
                 false => self.handshake_deadline_ns = target_shell::NEVER_NS,
             }
-            authentication.is_done = !exchange.is_failing();
+            authentication.is_done = exchange.failure().is_none();
         }
+        self.log_failed_authentication();
+        let Some(authentication) = &mut self.authentication else { return };
         match authentication.exchange.status() {
-            AuthStatus::Authenticated if !authentication.is_done && !authentication.exchange.is_failing() => {
+            AuthStatus::Authenticated if !authentication.is_done && !authentication.has_failed => {
                 authentication.is_done = true;
                 authentication.has_logged_in = true;
                 match concatenates {
@@ -273,22 +288,29 @@ impl<L: FabricsLink> FabricsQueue<L> {
                     false => self.logged_in(),
                 }
             }
-            AuthStatus::Failed(step, reason) if !self.draining => {
-                let (queue, association) = match &self.role {
-                    ConnectionRole::Admin(controller) => (0, controller.association()),
-                    ConnectionRole::Io(queue) => (queue.lease.qid(), queue.lease.association()),
-                    _ => return,
-                };
-                let (host, subsystem) = (association.hostnqn(), association.subnqn());
-                log::warn!(
-                    target: "nvmf",
-                    "{subsystem}: authentication of {host} at {} on queue {queue} failed at {}: {}",
-                    self.peer, step.name(), explain(reason),
-                );
-                self.begin_drain();
-            }
+            AuthStatus::Failed(..) => self.begin_drain(),
             _ => {}
         }
+    }
+
+    /// Logs a failure when it is found, which the host need not ask for.
+    fn log_failed_authentication(&mut self) {
+        let Some(authentication) = &mut self.authentication else { return };
+        let Some((step, reason)) = authentication.exchange.failure() else { return };
+        if std::mem::replace(&mut authentication.has_failed, true) {
+            return;
+        }
+        let (queue, association) = match &self.role {
+            ConnectionRole::Admin(controller) => (0, controller.association()),
+            ConnectionRole::Io(queue) => (queue.lease.qid(), queue.lease.association()),
+            _ => return,
+        };
+        let (host, subsystem) = (association.hostnqn(), association.subnqn());
+        log::warn!(
+            target: "nvmf",
+            "{subsystem}: authentication of {host} at {} on queue {queue} failed at {}: {}",
+            self.peer, step.name(), explain(reason),
+        );
     }
 
     /// Stores a key of TLS that an exchange has generated: for a new association, or for this one.

@@ -107,8 +107,9 @@ impl RdmaConnection {
             CommandData::Bytes(bytes) => data.copy_to(0, bytes),
             other => *other = CommandData::Pool(data),
         }
+        let received = self.fabrics.accepts_data().map(|()| 0);
         let (queue, mut transport) = self.io(context, None);
-        let ready = queue.data_received(slot, Ok(0), &mut transport);
+        let ready = queue.data_received(slot, received, &mut transport);
         self.fabrics.execute(ready, context);
     }
 
@@ -140,8 +141,8 @@ impl RdmaConnection {
                 return Ok(Stopped::TurnIsOver);
             }
             let is_quiesced = self.fabrics.draining || self.has_drain_guards();
-            let waits_for_authentication = self.fabrics.is_logging_in() && !self.fabrics.queue.is_idle();
-            if is_quiesced || waits_for_authentication || self.fabrics.queue.free_slots() == 0 {
+            let waits_for_answers = self.fabrics.waits_for_answers();
+            if is_quiesced || waits_for_answers || self.fabrics.queue.free_slots() == 0 {
                 return Ok(Stopped::Blocked);
             }
             let Some(message) = pair.next_message() else { return Ok(Stopped::Empty) };

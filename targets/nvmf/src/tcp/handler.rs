@@ -171,7 +171,7 @@ impl<'b> PduHandler<'_, 'b> {
         if u64::from(sqe.data.length()) > TURN_COMMAND_BYTES {
             self.count_data(sqe.data.length());
         }
-        if self.state.fabrics.is_logging_in() && !self.state.fabrics.queue.is_idle() {
+        if self.state.fabrics.waits_for_answers() {
             return Ok(DataPlacement::Wait);
         }
         self.state.fabrics.link.responses.consume_sq_entry();
@@ -291,7 +291,10 @@ impl<'b> PduHandler<'_, 'b> {
     fn data_received(&mut self, slot: Slot, offset: usize, digest_ok: bool) {
         // A data digest error fails only the command (TCP 1.0, section 3.3.1.2), with a status that allows a
         // retry.
-        let received = if digest_ok { Ok(offset) } else { Err(Status::TRANSIENT_TRANSPORT_ERROR) };
+        let received = match digest_ok {
+            true => self.state.fabrics.accepts_data().map(|()| offset),
+            false => Err(Status::TRANSIENT_TRANSPORT_ERROR),
+        };
         let (queue, mut transport) = self.io(0);
         let ready = queue.data_received(slot, received, &mut transport);
         if ready.is_some() {

@@ -3,12 +3,13 @@
 use std::collections::VecDeque;
 
 use block_io::Channel;
+use nvme_auth::AuthMessageKind;
 use nvme_tcp::{
     DataPlacement, FlushStatus, PduConsumer, PduReceiver, PduSender, ReceiveStatus, SegmentSource,
 };
 use random::WyRand;
 use wire_nvme::Cqe;
-use wire_nvme::admin::SetFeatures;
+use wire_nvme::admin::{GetLogPage, SetFeatures};
 use wire_nvme::feature::FeatureId;
 use wire_nvme::io::ReadWrite;
 use wire_nvme::opcode::NvmOpcode;
@@ -667,4 +668,115 @@ fn a_command_waits_for_a_bounded_amount_of_data_of_other_connections() {
     let read = ReadWrite { blocks: 256, ..ReadWrite::default() }.to_sqe(NvmOpcode::Read);
     let begun = begun_before_another(24, Sqe { nsid: 1, data: DataPointer::transport(128 << 10), ..read });
     assert!(two_turns(target_shell::TURN_COMMANDS_MAX as usize / 4).contains(&begun), "{begun} came first");
+}
+
+#[test]
+fn a_host_that_takes_no_answers_of_its_admin_queue_costs_little_memory() {
+    const COMMANDS: u16 = 30;
+    const BYTES: u32 = 128 << 10;
+    let mut world = SimulatedTarget::new(&TcpTransportConfig::default(), 1, NetworkFaults::default());
+    let (id, received) = (world.connect(), Vec::new());
+    let mut host =
+        FuzzHost { world: &mut world, id, framing: Framing::PLAIN, segment_bytes: 1 << 20, received };
+    host.initialize(0);
+    let (sqe, data) = connect(0, 32, CNTLID_DYNAMIC, ConnectAttributes::empty());
+    host.capsule(sqe, &data);
+    host.capsule(enable(), &[]);
+    let log = GetLogPage { lid: 0, length_bytes: BYTES.into(), ..GetLogPage::default() };
+    let mut stream = Vec::new();
+    for cid in 0..COMMANDS {
+        let sqe = Sqe { cid, data: DataPointer::transport(BYTES), ..log.to_sqe(0) };
+        let mut header = [0; CAPSULE_CMD_SIZE];
+        CapsuleCmd { sqe, data_length: 0 }.encode(&Framing::PLAIN, &mut header);
+        stream.extend(header);
+    }
+    let sent = host.world.hosts.send(id, &[std::io::IoSlice::new(&stream)]);
+    assert!(matches!(sent, sockets::TransferResult::Bytes(count) if count == stream.len()));
+    let unsent = |world: &SimulatedTarget| {
+        world.group.connections().open().map(|one| one.state.fabrics.queue.unsent_bytes()).sum::<usize>()
+    };
+    for _ in 0..1000 {
+        host.world.poll();
+    }
+    // What the network has taken, and one answer.
+    assert_eq!(unsent(host.world), BYTES as usize);
+    let mut answers = 0;
+    for _ in 0..IDLE_POLLS_MAX {
+        host.world.poll();
+        let mut scratch = vec![0; 4096];
+        let parts = &mut [std::io::IoSliceMut::new(&mut scratch)];
+        if let sockets::TransferResult::Bytes(count) = host.world.hosts.receive(id, parts) {
+            answers += count;
+        }
+        assert!(unsent(host.world) <= BYTES as usize);
+        if answers >= usize::from(COMMANDS) * BYTES as usize {
+            return;
+        }
+    }
+    panic!("{answers} bytes of answers");
+}
+
+/// Authenticates with one of the world's keys or with another, until the host has the outcome.
+fn authenticate_with(host: &mut FuzzHost<'_>, key: u8, takes_outcome: bool) {
+    let options = AuthOptions { groups: vec![DhGroup::Null], ..AuthOptions::default() };
+    let own = AuthKeys { host: AuthKey::new(None, &[key; 32]).unwrap(), controller: None };
+    let (mut exchange, mut message) = HostAuth::new(own, AuthParties::new(HOST, NQN), &options, 1);
+    loop {
+        let send = AuthCommand::new(message.len() as u32).to_send();
+        host.capsule(Sqe { data: DataPointer::capsule(0, message.len() as u32), ..send }, &message);
+        assert!(host.result().is_some(), "the message is answered");
+        if AuthMessageKind::of(&message) == Some(AuthMessageKind::Reply) && !takes_outcome {
+            return;
+        }
+        host.received.clear();
+        host.capsule(Sqe { data: DataPointer::transport(4096), ..AuthCommand::new(4096).to_receive() }, &[]);
+        let answer = host.received[24..24 + 4096].to_vec();
+        match exchange.receive(&answer, &mut nvme_auth::SystemNonces) {
+            nvme_auth::HostAction::Send(next) => message = next,
+            _ => return,
+        }
+    }
+}
+
+/// Writes whose data is missing when an authentication fails are not executed.
+#[test]
+fn a_host_that_fails_to_authenticate_anew_writes_nothing_more() {
+    for (key, expected) in [(1, 7), (2, 0)] {
+        let mut world = SimulatedTarget::new(&TcpTransportConfig::default(), 1, NetworkFaults::default());
+        world.configure(((1 << NAMESPACES) - 1) | KEYED);
+        let (id, received) = (world.connect(), Vec::new());
+        let mut host =
+            FuzzHost { world: &mut world, id, framing: Framing::PLAIN, segment_bytes: 1 << 20, received };
+        host.initialize(0);
+        let (sqe, data) = connect(0, 32, CNTLID_DYNAMIC, ConnectAttributes::empty());
+        host.capsule(sqe, &data);
+        let cntlid = ConnectResponse::from_result(host.result().unwrap()).cntlid;
+        authenticate_with(&mut host, 1, true);
+        host.capsule(enable(), &[]);
+        host.id = host.world.connect();
+        host.initialize(0);
+        let (sqe, data) = connect(1, 8, cntlid, ConnectAttributes::empty());
+        host.capsule(sqe, &data);
+        authenticate_with(&mut host, 1, true);
+        let write = ReadWrite { lba: 0, blocks: 1, ..ReadWrite::default() }.to_sqe(NvmOpcode::Write);
+        let bytes = BLOCK_BYTES as u32;
+        host.received.clear();
+        host.capsule(Sqe { nsid: 1, cid: 5, data: DataPointer::transport(bytes), ..write }, &[]);
+        let r2t = R2t::decode(host.received.first_chunk().expect("an R2T"));
+        authenticate_with(&mut host, key, false);
+        host.received.clear();
+        let mut header = [0; SHORT_SIZE];
+        let pdu = H2cData { cccid: 5, ttag: r2t.ttag, offset: 0, length: bytes, last: true };
+        let layout = pdu.encode(&host.framing, &mut header);
+        host.pdu(&header, &layout, &[7; BLOCK_BYTES]);
+        let mut answer = None;
+        for _ in 0..100 {
+            host.world.poll();
+            host.receive();
+            answer = answer.or_else(|| host.received.first_chunk().map(CapsuleResp::decode));
+        }
+        let answer = answer.expect("the write is answered");
+        assert_eq!(answer.status.is_success(), expected == 7, "{answer:?}");
+        assert_eq!(first_byte(&world), expected, "key {key}");
+    }
 }
