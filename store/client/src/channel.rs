@@ -5,6 +5,8 @@
 //! arrives after the session has ended is refused. Before its first read there, some channel of the image
 //! has: a group that has seen the attach epoch takes no write of a holder before.
 
+#[cfg(test)]
+mod tests;
 mod volumes;
 mod written;
 
@@ -74,6 +76,8 @@ struct PendingOperation {
     target: ReplicaId,
     /// It was sent there, and there is no answer.
     is_sent: bool,
+    /// How often it was sent in its session.
+    sends: u32,
     again_ns: u64,
     give_up_ns: u64,
 }
@@ -263,8 +267,17 @@ impl<N: CoreNetwork> ImageChannel<N> {
         let target = self.primaries.get(&group).copied().unwrap_or(ReplicaId(0));
         let (again_ns, give_up_ns) = (now_ns, now_ns + GIVE_UP_NS);
         let (is_sent, is_waiting) = (false, owner != Owner::Session && !self.may_send(group, &request));
-        let operation =
-            PendingOperation { owner, is_waiting, group, request, target, is_sent, again_ns, give_up_ns };
+        let operation = PendingOperation {
+            owner,
+            is_waiting,
+            group,
+            request,
+            target,
+            is_sent,
+            sends: 0,
+            again_ns,
+            give_up_ns,
+        };
         self.operations.insert(number, operation);
         self.timers.insert((now_ns, number));
         if is_waiting {
@@ -349,14 +362,15 @@ impl<N: CoreNetwork> ImageChannel<N> {
         }
     }
 
-    /// What was not sent is of the new client.
+    /// What was not sent, or refused, is of the new client.
     fn rename_waiting(&mut self, group: u32) {
         let Some(GroupSession { client: new, .. }) = self.sessions.of(group).copied() else { return };
         for number in self.waiting_for(group) {
-            if let Some(PendingOperation { request: ClientRequest::Write { header, .. }, .. }) =
+            if let Some(PendingOperation { request: ClientRequest::Write { header, .. }, sends, .. }) =
                 self.operations.get_mut(&number)
             {
-                header.client = new;
+                (header.client, header.epoch, header.sequence) = (new, 0, 0);
+                *sends = 0;
             }
         }
     }
@@ -379,6 +393,7 @@ impl<N: CoreNetwork> ImageChannel<N> {
         }
         let frame = || Frame::Request(operation.request.clone()).encode(operation.group);
         operation.is_sent = self.connections.send(operation.target, frame, now_ns);
+        operation.sends += u32::from(operation.is_sent);
         let wait_ns = if operation.is_sent { PATIENCE_NS } else { RETRY_NS };
         if !operation.is_sent {
             self.try_another(number);
@@ -479,17 +494,7 @@ impl<N: CoreNetwork> ImageChannel<N> {
         }
         match reply {
             ClientReply::SessionOpened { .. } => {}
-            ClientReply::SessionEnded => {
-                log::warn!(
-                    "logical group {group} has ended the session of a client that was silent: a write is not repeated"
-                );
-                let (client, _) = operation.request.name();
-                self.finish(number, Status::INTERNAL_ERROR, None);
-                // Another one may be open already.
-                if self.sessions.of(group).is_some_and(|session| session.client == client) {
-                    self.session_ended(group);
-                }
-            }
+            ClientReply::SessionEnded => self.refused_without_session(number, group),
             ClientReply::Fenced => self.fenced(),
             ClientReply::TooManySessions => self.schedule(number, now_ns + TOO_MANY_SESSIONS_RETRY_NS),
             ClientReply::Written => self.finish(number, Status::SUCCESS, None),
@@ -508,6 +513,43 @@ impl<N: CoreNetwork> ImageChannel<N> {
             ClientReply::Failed => self.finish(number, Status::UNRECOVERED_READ_ERROR, None),
             ClientReply::Denied => self.finish(number, Status::ACCESS_DENIED, None),
             ClientReply::TooOld => self.finish(number, Status::INTERNAL_ERROR, None),
+        }
+    }
+
+    /// A write was refused, as its session had ended. If it was sent but once, nothing else of it is under
+    /// way, and it is sent in another session. Otherwise an earlier copy may have been executed.
+    fn refused_without_session(&mut self, number: u64, group: u32) {
+        let now_ns = self.core.now_ns();
+        let Some(operation) = self.operations.get_mut(&number) else { return };
+        let (client, _) = operation.request.name();
+        let is_known = operation.sends == 1 && matches!(operation.request, ClientRequest::Write { .. });
+        if is_known {
+            operation.is_waiting = true;
+            let give_up_ns = operation.give_up_ns;
+            self.schedule(number, give_up_ns);
+        } else {
+            log::warn!(
+                "logical group {group} has ended the session of a client that was silent: a write that was sent \
+                 several times is not repeated"
+            );
+            self.finish(number, Status::INTERNAL_ERROR, None);
+        }
+        let Some(session) = self.sessions.of(group) else { return };
+        // Another one may be open already.
+        match session.state {
+            _ if session.client == client => self.session_ended(group),
+            SessionState::Open { .. } | SessionState::Denied if is_known => {
+                self.rename_waiting(group);
+                if let Some(operation) = self.operations.get_mut(&number) {
+                    operation.is_waiting = false;
+                }
+                self.send(number, now_ns);
+            }
+            _ if is_known => {
+                self.rename_waiting(group);
+                self.open_session(group);
+            }
+            _ => {}
         }
     }
 

@@ -16,9 +16,14 @@ use wire_store::{BLOCK_BYTES, OBJECT_BYTES};
 use crate::attach::{AttachOptions, AttachState, AttachStatus, Attachment, EntryFollower, ImageWatch};
 use crate::channel::ImageChannel;
 use crate::cluster::{ClientError, Cluster};
+use crate::keeper::KeptChannel;
 use crate::layers::{FoundImage, HeldImage, ImageChain, LayeredChannel, find_image, follow_chain};
 use crate::placement::{DEPTH, Placement};
+use crate::sessions::GroupSessions;
 use crate::watch::PoolWatch;
+
+/// How often a channel without requests is looked after.
+const KEEP_NS: u64 = GroupSessions::RENEW_NS / 4;
 
 /// The module's object of an image, whose channels connect through `N`.
 pub struct ClusterImage<N = Sockets> {
@@ -248,7 +253,7 @@ impl<N: CoreNetwork> Bdev for ClusterImage<N> {
     }
 
     fn open(&self, core: &Core) -> Result<BoxedChannel, BdevError> {
-        Ok(Box::new(self.channel(core)))
+        Ok(Box::new(KeptChannel::start(core, self.channel(core), KEEP_NS)))
     }
 
     fn driver_specific(&self) -> Vec<(&'static str, InfoValue)> {

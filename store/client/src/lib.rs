@@ -16,6 +16,7 @@ mod cluster;
 mod connections;
 mod copy;
 mod image;
+mod keeper;
 mod lanes;
 mod layers;
 mod placement;

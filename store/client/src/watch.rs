@@ -43,6 +43,17 @@ impl PoolWatch {
         Ok(watch)
     }
 
+    /// One that stays as it is.
+    #[cfg(test)]
+    pub(crate) fn fixed(view: PoolView) -> Arc<PoolWatch> {
+        Arc::new(PoolWatch {
+            view: Mutex::new(Arc::new(view)),
+            class: Mutex::default(),
+            version: AtomicU64::new(0),
+            wanted: sync_channel(1).0,
+        })
+    }
+
     fn replace(&self, view: Arc<PoolView>) {
         *sync::lock(&self.view) = view;
         self.version.fetch_add(1, Ordering::Release);

@@ -15,6 +15,7 @@ use wire_store::{BLOCK_BYTES, BlockBitmap, OBJECT_BYTES};
 use super::object::{ObjectLayers, ParentData, limit_in};
 use super::plan::{Action, ParentPart, Step, plan_read, plan_write, plan_zeroes};
 use super::{ChannelSeat, ImageChain, LayerChain, VolumeChannel};
+use crate::keeper::IdleChannel;
 use crate::placement::DEPTH;
 
 /// Parts of one request in flight.
@@ -635,6 +636,12 @@ impl<C> Drop for LayeredChannel<C> {
         // What is in flight is fenced by those who wait.
         self.seat.in_flight.store(0, Ordering::SeqCst);
         self.followed.notify_drained();
+    }
+}
+
+impl<C: VolumeChannel> IdleChannel for LayeredChannel<C> {
+    fn is_idle(&self) -> bool {
+        self.in_flight == 0
     }
 }
 
