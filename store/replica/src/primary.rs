@@ -47,6 +47,8 @@ pub(crate) struct Primary {
     /// When those of this epoch were appended, by sequence.
     appended_ns: VecDeque<(u64, u64)>,
     waiting_reads: VecDeque<ClientRead>,
+    /// Client and number of those that wait and of those in `reading`: a client repeats what is slow.
+    read_names: HashSet<(u64, u64)>,
     /// Reads that the storage carries out.
     pub(crate) reading: BTreeMap<u64, ClientRead>,
     /// Reads that it could not, by number.
@@ -218,6 +220,7 @@ impl Primary {
             uncommitted: headers.map(|header| (header.client, header.client_number)).collect(),
             appended_ns: VecDeque::new(),
             waiting_reads: VecDeque::new(),
+            read_names: HashSet::default(),
             reading: BTreeMap::new(),
             repairs: BTreeMap::new(),
             fetches: BTreeMap::new(),
@@ -485,11 +488,22 @@ impl<F: Plants> Replica<F> {
             }
             ClientRequest::Read { client, number, object, offset, length } => {
                 let arrived_ns = self.now_ns;
-                let waiting = &mut self.primary().waiting_reads;
-                if waiting.len() >= reads_max {
+                let primary = self.primary();
+                if primary.read_names.contains(&(client, number)) {
+                    return;
+                }
+                if primary.waiting_reads.len() >= reads_max {
                     actions.push(ReplicaAction::Reply { client, number, reply: ClientReply::Busy });
                 } else {
-                    waiting.push_back(ClientRead { arrived_ns, client, number, object, offset, length });
+                    primary.read_names.insert((client, number));
+                    primary.waiting_reads.push_back(ClientRead {
+                        arrived_ns,
+                        client,
+                        number,
+                        object,
+                        offset,
+                        length,
+                    });
                 }
             }
         }
@@ -652,6 +666,7 @@ impl<F: Plants> Replica<F> {
                     };
                 }
                 let Some(request) = primary.reading.remove(&read) else { return };
+                primary.read_names.remove(&(request.client, request.number));
                 if let Some((_, begun_ns)) = primary.measured_read.take_if(|(measured, _)| *measured == read)
                 {
                     self.pacer.observe_read(self.now_ns - begun_ns, self.now_ns);

@@ -18,6 +18,8 @@ struct Primary {
     held: Option<u64>,
     checkpoint: Option<ReplicaCheckpoint>,
     replies: Vec<(u64, u64, ClientReply)>,
+    /// Reads of the storage, by number.
+    reads: Vec<u64>,
 }
 
 impl Primary {
@@ -35,6 +37,7 @@ impl Primary {
             held: None,
             checkpoint: None,
             replies: Vec::new(),
+            reads: Vec::new(),
         };
         let config = GroupConfig { epoch: 1, primary: ReplicaId(1), in_sync: vec![ReplicaId(1)] };
         primary.handle(ReplicaEvent::Map(Arc::new(config)));
@@ -54,6 +57,7 @@ impl Primary {
                     self.checkpoint = Some(*record);
                     self.handle(ReplicaEvent::Checkpointed { checkpoint });
                 }
+                ReplicaAction::Read { read, .. } => self.reads.push(read),
                 ReplicaAction::Reply { client, number, reply } => self.replies.push((client, number, reply)),
                 _ => {}
             }
@@ -186,4 +190,29 @@ fn an_object_that_names_sessions_or_lists_has_no_data() {
         let reply = primary.request(EntryHeader { client: 7, client_number: 1, ..header });
         assert_eq!(reply, [ClientReply::Failed]);
     }
+}
+
+/// A client repeats what is slow, as on a device that hangs.
+#[test]
+fn a_read_that_is_repeated_is_carried_out_once() {
+    let mut primary = Primary::new(RecoveredReplica::default());
+    let object = ObjectId { group: GROUP, volume: 1, index: 0, suffix: 0 };
+    let read = |primary: &mut Primary, client, number| {
+        let request = ClientRequest::Read { client, number, object, offset: 0, length: 4096 };
+        primary.handle(ReplicaEvent::Request(request));
+    };
+    for _ in 0..100 {
+        read(&mut primary, 7, 1);
+        read(&mut primary, 7, 2);
+        read(&mut primary, 8, 1);
+    }
+    let reads = std::mem::take(&mut primary.reads);
+    assert_eq!((reads.len(), primary.replies.len()), (3, 0));
+    for read in reads {
+        primary.handle(ReplicaEvent::ReadDone { read, data: Some(vec![0; 4096].into()) });
+    }
+    assert_eq!(primary.replies.len(), 3);
+    // The answer may have been lost.
+    read(&mut primary, 7, 1);
+    assert_eq!(primary.reads.len(), 1);
 }
