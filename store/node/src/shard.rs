@@ -14,6 +14,7 @@
 mod append;
 mod checksums;
 mod copies;
+mod device_watch;
 mod flusher;
 mod in_place;
 mod listing;
@@ -47,6 +48,7 @@ use slots::{Slab, Slot};
 use wire_store::{BLOCK_BYTES, EntryHeader, ObjectId, Operation, Superblock};
 
 use checksums::ChecksumReads;
+use device_watch::DeviceWatch;
 use log_writes::LogWrite;
 use messages::ShardUsers;
 pub(crate) use messages::{ControlReply, Reply, ShardHandle, ShardOperation, ShardReply, ShardRequest};
@@ -115,6 +117,7 @@ pub(crate) struct Shard {
     /// Sequences below are in place.
     applied_below: u64,
     ios: Slab<DeviceIo>,
+    device_watch: DeviceWatch,
     /// Requests that the channel has not accepted.
     requests: Vec<Request>,
     completions: Vec<Completion>,
@@ -296,6 +299,7 @@ impl Shard {
             reserved: SpaceNeed::default(),
             unapplied: HashMap::default(),
             ios: Slab::with_capacity(IOS_MAX),
+            device_watch: DeviceWatch::default(),
             requests: Vec::new(),
             completions: Vec::new(),
             pieces: Vec::new(),
@@ -571,7 +575,8 @@ impl Shard {
         if self.checksums.is_blocked() {
             self.resume_unverified();
         }
-        work += self.take_store_replies();
+        let mut completed = self.take_store_replies();
+        work += completed;
         while work < REQUESTS_PER_POLL {
             let Some(request) = requests.receive() else { break };
             self.execute(request);
@@ -584,8 +589,10 @@ impl Shard {
         if let Some(log) = &mut self.log_channel {
             work += log.channel.poll(&mut completions);
         }
+        completed += completions.len();
         completions.drain(..).for_each(|completion| self.complete(completion));
         self.completions = completions;
+        self.watch_device(completed > 0, now_ns);
         if work > 0 {
             self.run_replica(now_ns);
             self.submit();
@@ -595,6 +602,31 @@ impl Shard {
         }
         self.waits_for_readers.take().into_iter().for_each(Waker::wake);
         work
+    }
+
+    /// Looks at the device at the end of a turn; `has_completed` says that it completed a request in it.
+    fn watch_device(&mut self, has_completed: bool, now_ns: u64) {
+        let has_requests = !self.ios.is_empty() && self.failed.is_none();
+        let Some(hangs) = self.device_watch.observe(has_requests, has_completed, now_ns) else { return };
+        let name = self.channel.device().name();
+        let index = self.index;
+        match (hangs, &mut self.replication) {
+            (false, None) => log::warn!("store on {name}, partition {index}: the device answers again"),
+            (true, None) => {
+                log::warn!("store on {name}, partition {index}: the device answers nothing for 10 s")
+            }
+            (false, Some(replication)) => {
+                log::warn!("store on {name}, partition {index}: the device answers again: its replica stays");
+                replication.device_hangs(false);
+            }
+            (true, Some(replication)) => {
+                log::warn!(
+                    "store on {name}, partition {index}: the device answers nothing for 10 s: its replica gives its \
+                     place to another one, if enough others are in sync"
+                );
+                replication.device_hangs(true);
+            }
+        }
     }
 
     /// Submits what the devices are to do.
@@ -638,7 +670,9 @@ impl Shard {
         let replica =
             self.replication.as_ref().and_then(|replication| replication.deadline(self.core.now_ns()));
         let log = self.log_channel.as_ref().and_then(|log| log.channel.deadline());
-        self.channel.deadline().into_iter().chain(log).chain(flush).chain(retry).chain(replica).min()
+        let watch = self.device_watch.deadline();
+        let device = self.channel.deadline().into_iter().chain(log).chain(watch);
+        device.chain(flush).chain(retry).chain(replica).min()
     }
 
     fn describe(&self) -> PartitionStatus {

@@ -419,6 +419,11 @@ impl<F: Plants> Replica<F> {
         }
     }
 
+    /// Which replica it is.
+    pub fn id(&self) -> ReplicaId {
+        self.id
+    }
+
     /// The map's record as far as known; its epoch is 0 before the map was read.
     pub fn config(&self) -> &GroupConfig {
         &self.config

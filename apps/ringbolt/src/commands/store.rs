@@ -281,6 +281,9 @@ fn up(options: &UpArgs) -> Result<(), CommandError> {
         }
         let layout = ClusterLayout::open(directory, &etcd.options())?;
         layout.check_settings(&options.new)?;
+        if let Some(threads) = options.new.node.threads {
+            layout.set_threads(threads)?;
+        }
         if let Some(line) = layout.settle()? {
             stdout_line!("{line}");
         }

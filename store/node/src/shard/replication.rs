@@ -157,6 +157,10 @@ pub(super) struct Replication {
     replica_deadline: Option<u64>,
     /// Gets the outcome of leaving, once.
     leave_outcome: Option<Sender<(u32, LeaveStatus)>>,
+    /// The node is to stop.
+    node_leaves: bool,
+    /// The device hangs.
+    hangs: bool,
     /// Scratch, empty between events.
     actions: Vec<ReplicaAction>,
     log_queue: VecDeque<ReplicaAction>,
@@ -307,6 +311,24 @@ impl Replication {
         let waits = !self.log_queue.is_empty() || !self.object_queue.is_empty() || !self.waiting.is_empty();
         let retry = waits.then_some(now_ns + RETRY_NS);
         self.replica_deadline.into_iter().chain(retry).min()
+    }
+
+    /// The device hangs, or answers again: the replica leaves its group for that time.
+    pub(super) fn device_hangs(&mut self, hangs: bool) {
+        self.hangs = hangs;
+        if !self.node_leaves {
+            self.leave_or_stay();
+        }
+    }
+
+    /// Leaves the group if the device hangs, and stays otherwise.
+    fn leave_or_stay(&mut self) {
+        let own = self.replica.id();
+        let others = self.replica.config().in_sync.iter().copied().filter(|member| *member != own);
+        self.events.push_back(match self.hangs {
+            true => ReplicaEvent::Leave { successors: others.collect(), force: false },
+            false => ReplicaEvent::Stay,
+        });
     }
 
     /// Passes on that the replica has left its group, or cannot.

@@ -212,9 +212,11 @@ pub(crate) struct NodeOptions {
     #[arg(long, value_name = "TIME", default_value = "100ms", value_parser = parse_time)]
     pub(super) flush_after: u64,
     /// Which threads of a new node do its work: the core that owns a replica, or as in the paper, a priority
-    /// thread for connections, log and replication, and a non-priority thread for what is in place
-    #[arg(long, value_enum, default_value_t = ThreadsOption::RunToCompletion)]
-    pub(super) threads: ThreadsOption,
+    /// thread for connections, log and replication, and a non-priority thread for what is in place. With
+    /// `store up` of a cluster that exists, all nodes of this machine from now on [default:
+    /// run-to-completion]
+    #[arg(long, value_enum)]
+    pub(super) threads: Option<ThreadsOption>,
     /// How long another node is down before its replicas move to others
     #[arg(long, value_name = "TIME", default_value = "10m", value_parser = parse_time)]
     pub(super) out_after: u64,
@@ -278,7 +280,7 @@ impl NodeOptions {
             checksum_cache: StoreTuning::default().checksum_cache_bytes,
             flush_entries: StoreTuning::default().flush_entries,
             flush_after: StoreTuning::default().flush_after.as_nanos() as u64,
-            threads: ThreadsOption::RunToCompletion,
+            threads: None,
             out_after: 600_000_000_000,
         }
     }

@@ -22,7 +22,7 @@ use store_node::{
     FormatOptions, PARTITIONS_MAX, ReplicaFormat, StoreBdevs, StoreCores, class_of, format_device,
 };
 
-use super::arguments::{NewCluster, NodeOptions, POOL};
+use super::arguments::{NewCluster, NodeOptions, POOL, ThreadsOption};
 use super::listen;
 use crate::command_error::CommandError;
 use crate::commands::objects;
@@ -135,8 +135,39 @@ impl ClusterLayout {
         self.write_config(node, &config)
     }
 
+    /// Changes the parameters with which a node of this machine starts, from its next start on.
+    pub(super) fn change_start(
+        &self,
+        node: u32,
+        change: impl FnOnce(&mut Value) -> Result<(), CommandError>,
+    ) -> Result<(), CommandError> {
+        let path = self.config(node);
+        let unusable = || CommandError::operation(format!("{} does not start a node", path.display()));
+        let text = fs::read(&path)
+            .map_err(|error| CommandError::environment(format!("{}: {error}", path.display())))?;
+        let mut config: Value = serde_json::from_slice(&text).map_err(|_| unusable())?;
+        let params = start_params(&mut config).ok_or_else(unusable)?;
+        let before = params.clone();
+        change(params)?;
+        if *params == before {
+            return Ok(());
+        }
+        self.write_config(node, &config)
+    }
+
+    /// Has these threads do the work of the nodes of this machine, from their next start on.
+    pub(super) fn set_threads(&self, threads: ThreadsOption) -> Result<(), CommandError> {
+        for node in &self.nodes {
+            self.change_start(*node, |params| {
+                params["threads"] = threads.name().into();
+                Ok(())
+            })?;
+        }
+        Ok(())
+    }
+
     /// Replaces the configuration of a node.
-    pub(super) fn write_config(&self, node: u32, config: &Value) -> Result<(), CommandError> {
+    fn write_config(&self, node: u32, config: &Value) -> Result<(), CommandError> {
         let path = self.config(node);
         let scratch = path.with_extension("json.new");
         let written = fs::write(&scratch, format!("{config:#}\n")).and_then(|()| fs::rename(&scratch, &path));
@@ -656,7 +687,7 @@ fn make_node(
         "checksum_cache_bytes": options.checksum_cache,
         "flush_entries": options.flush_entries,
         "flush_after_ms": options.flush_after / 1_000_000,
-        "threads": options.threads.name(),
+        "threads": options.threads.unwrap_or(ThreadsOption::RunToCompletion).name(),
         "out_after_s": options.out_after / 1_000_000_000 });
     if let Some(log) = &disk.log {
         devices.push(match pmem::is_persistent(log) {

@@ -106,12 +106,12 @@ fn no_directory(layout: &ClusterLayout, node: u32) -> String {
 
 /// How the node was started.
 fn start_params(layout: &ClusterLayout, node: u32) -> Result<Value, CommandError> {
-    let path = layout.config(node);
-    let unusable = || CommandError::operation(format!("{} does not start a node", path.display()));
-    let text =
-        fs::read(&path).map_err(|error| CommandError::environment(format!("{}: {error}", path.display())))?;
-    let mut config: Value = serde_json::from_slice(&text).map_err(|_| unusable())?;
-    layout::start_params(&mut config).map(|params| params.take()).ok_or_else(unusable)
+    let mut started = Value::Null;
+    layout.change_start(node, |params| {
+        started = params.clone();
+        Ok(())
+    })?;
+    Ok(started)
 }
 
 /// The new node: where it listens and its domain are as before.

@@ -1,6 +1,5 @@
 //! `ringbolt store stop-node` and `start-node`: maintenance of one node of this machine.
 
-use std::fs;
 use std::net::SocketAddr;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -15,7 +14,7 @@ use rustix::process::{PidfdFlags, pidfd_open};
 use serde_json::{Value, json};
 
 use super::arguments::ClusterArgs;
-use super::layout::{ClusterLayout, start_params};
+use super::layout::ClusterLayout;
 use super::listen::{check_address, parse_listen};
 use crate::command_error::CommandError;
 use crate::console::stdout_line;
@@ -180,23 +179,19 @@ fn listen_elsewhere(layout: &ClusterLayout, node: u32, listen: SocketAddr) -> Re
         let reason = format!("node {node} runs: `ringbolt store stop-node {node}` stops it first");
         return Err(CommandError::operation(reason));
     }
-    let path = layout.config(node);
-    let unusable = || CommandError::operation(format!("{} does not start a node", path.display()));
-    let text =
-        fs::read(&path).map_err(|error| CommandError::environment(format!("{}: {error}", path.display())))?;
-    let mut config: Value = serde_json::from_slice(&text).map_err(|_| unusable())?;
-    let params = start_params(&mut config).ok_or_else(unusable)?;
-    let records = layout.map.nodes().map_err(CommandError::operation)?;
-    let is_permitted = params.get("allow_plain_network") == Some(&Value::Bool(true))
-        || records.get(&NodeId(node)).is_some_and(|record| record.tls == TlsPolicy::Required);
-    if !listen.ip().is_loopback() && !is_permitted {
-        return Err(CommandError::operation(format!(
-            "{} is not this machine alone, and data is not encrypted: `ringbolt store tls required --node \
-             {node}` encrypts it",
-            listen.ip()
-        )));
-    }
-    check_address(&records, &layout.nodes, Some(node), listen)?;
-    params["listen"] = listen.to_string().into();
-    layout.write_config(node, &config)
+    layout.change_start(node, |params| {
+        let records = layout.map.nodes().map_err(CommandError::operation)?;
+        let is_permitted = params.get("allow_plain_network") == Some(&Value::Bool(true))
+            || records.get(&NodeId(node)).is_some_and(|record| record.tls == TlsPolicy::Required);
+        if !listen.ip().is_loopback() && !is_permitted {
+            return Err(CommandError::operation(format!(
+                "{} is not this machine alone, and data is not encrypted: `ringbolt store tls required --node \
+                 {node}` encrypts it",
+                listen.ip()
+            )));
+        }
+        check_address(&records, &layout.nodes, Some(node), listen)?;
+        params["listen"] = listen.to_string().into();
+        Ok(())
+    })
 }

@@ -37,12 +37,14 @@ impl Shard {
             ReplicaInput::Map(config) => ReplicaEvent::Map(config),
             ReplicaInput::Leave { successors, force, outcome } => {
                 replication.leave_outcome = Some(outcome);
+                replication.node_leaves = true;
                 ReplicaEvent::Leave { successors, force }
             }
             ReplicaInput::InSyncMin(in_sync_min) => ReplicaEvent::InSyncMin(in_sync_min),
             ReplicaInput::Stay => {
                 replication.leave_outcome = None;
-                ReplicaEvent::Stay
+                replication.node_leaves = false;
+                return replication.leave_or_stay();
             }
             ReplicaInput::PreferredPrimary(preferred) => ReplicaEvent::PreferredPrimary(preferred),
             ReplicaInput::Partitions(partitions) => {

@@ -161,6 +161,8 @@ impl Replication {
             events: VecDeque::new(),
             replica_deadline: None,
             leave_outcome: None,
+            node_leaves: false,
+            hangs: false,
             actions: Vec::new(),
             log_queue: VecDeque::new(),
             object_queue: VecDeque::new(),
