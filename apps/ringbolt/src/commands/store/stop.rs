@@ -98,12 +98,26 @@ pub(super) fn stop(layout: &ClusterLayout, node: u32, force: bool) -> Result<boo
         layout.set_stopped(node, true).map_err(CommandError::environment)?;
         return Ok(false);
     };
-    let process = socket_peercred(&connection).and_then(|peer| pidfd_open(peer.pid, PidfdFlags::empty()));
-    let process = process.map_err(|error| CommandError::environment(format!("node {node}: {error}")))?;
+    let peer = socket_peercred(&connection);
+    let process = peer.and_then(|peer| Ok((peer.pid, pidfd_open(peer.pid, PidfdFlags::empty())?)));
+    let (pid, process) =
+        process.map_err(|error| CommandError::environment(format!("node {node}: {error}")))?;
     drop(connection);
     // Before it ends: `store up` would start it again.
     let is_new = layout.set_stopped(node, true).map_err(CommandError::environment)?;
+    let kill = format!(
+        "`kill -9 {}` ends it, and loses nothing that it acknowledged; it is not started any more",
+        pid.as_raw_nonzero()
+    );
     let stopped = leave(&socket, force).and_then(|()| end_process(&socket));
+    if let Err(CallError::Disconnected(error)) = &stopped
+        && error.kind() == std::io::ErrorKind::TimedOut
+    {
+        return Err(CommandError::operation(format!(
+            "node {node} does not end, as when its device hangs, of which its log {} tells: {kill}",
+            layout.log(node).display()
+        )));
+    }
     if let Err(error) = stopped {
         if is_new {
             layout.set_stopped(node, false).map_err(CommandError::environment)?;
@@ -116,8 +130,7 @@ pub(super) fn stop(layout: &ClusterLayout, node: u32, force: bool) -> Result<boo
     match poll(&mut ended, limit.as_ref()) {
         Ok(1..) => Ok(true),
         Ok(_) => {
-            let reason =
-                format!("node {node} has handed over, and its process does not end: SIGKILL loses nothing");
+            let reason = format!("node {node} has handed over, and its process does not end: {kill}");
             Err(CommandError::operation(reason))
         }
         Err(error) => Err(CommandError::environment(format!("node {node}: {error}"))),
