@@ -6,17 +6,20 @@
 //! *non-priority thread*, partition modulo threads, which sleeps until a priority thread wakes it. A wake-up
 //! selects an idle core of the non-priority pool if there is one; else the kernel places the thread in the
 //! pool.
+//!
+//! Once it has something to do, a non-priority thread may sleep between: completions of the device wake it,
+//! and so does the memory of a read, which is its own, when that comes back. This is neither counted nor does
+//! it place the thread.
 
 mod placement;
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 
 use bdev::{BlockDevice, Registry};
 use control::json::{Value, json};
-use dma::Arena;
-use os::{CpuSet, ThreadId};
-use reactor::{IdlePolicy, ReactorConfig, ReactorHandle, Reactors};
+use os::{CpuSet, EventLoopConfig, ThreadId};
+use reactor::{Core, IdlePolicy, ReactorConfig, ReactorHandle, Reactors};
 
 use crate::StoreError;
 use placement::{CorePool, Placed};
@@ -124,7 +127,7 @@ pub(crate) enum WakeCause {
     Read,
     /// A checkpoint.
     Checkpoint,
-    /// A checksum, or the end.
+    /// Checksums of many overwritten blocks, or the end.
     Other,
 }
 
@@ -170,7 +173,7 @@ pub struct NonPriorityThreads {
     /// Where the threads run; `None` if only the kernel places them.
     pool: Option<Arc<CorePool>>,
     #[expect(dead_code, reason = "they stop when it is dropped")]
-    reactors: Mutex<Vec<Reactors>>,
+    reactors: Option<Reactors>,
 }
 
 impl NonPriorityThreads {
@@ -188,33 +191,27 @@ impl NonPriorityThreads {
         first_index: usize,
     ) -> Result<Arc<NonPriorityThreads>, StoreError> {
         let allowed = CpuSet::allowed().cpus().to_vec();
-        let (mut priority, mut arena) = (Vec::new(), None);
+        let mut priority = Vec::new();
         for (index, reactor) in reactors.iter().enumerate() {
             let selected = allowed[(first + index) % allowed.len()];
-            let pin = move |core: &reactor::Core| {
-                let buffer = core.pool().take(1);
-                let arena = buffer.map(|buffer| buffer.arena().clone());
-                match core.cpu() {
-                    Some(cpu) => Ok((cpu, arena)),
-                    None => os::pin_thread_to(selected).map(|()| (selected, arena)),
-                }
+            let pin = move |core: &Core| match core.cpu() {
+                Some(cpu) => Ok(cpu),
+                None => os::pin_thread_to(selected).map(|()| selected),
             };
             let pinned = reactor.call(pin).map_err(|_| StoreError::Closed)?;
-            let (cpu, of_core) = pinned.map_err(|error| StoreError::Threads(error.to_string()))?;
-            priority.push(cpu);
-            arena = arena.or(of_core);
+            priority.push(pinned.map_err(|error| failed(&error))?);
         }
-        let arena = arena.ok_or(StoreError::NoBuffers)?;
         let pool = Arc::new(CorePool::new(&allowed, &priority));
-        let (mut threads, mut started, counters) = (Vec::new(), Vec::new(), Arc::default());
-        for (index, cpu) in (first_index..).zip(pool.cpus()) {
-            let (reactor, id) = start_thread(*cpu, index, &pool, &arena)?;
-            let handle = reactor.handles()[0].clone();
-            threads.push(NonPriorityThread::new(handle, Some(Placed::new(pool.clone(), id)), &counters));
-            started.push(reactor);
+        let started = start_pool(reactors, first_index, &pool)?;
+        let (mut threads, counters) = (Vec::new(), Arc::default());
+        for handle in started.handles() {
+            let id = handle.call(|_| ThreadId::current()).map_err(|_| StoreError::Closed)?;
+            os::set_thread_cpus(id, pool.cpus()).map_err(|error| failed(&error))?;
+            let placed = Some(Placed::new(pool.clone(), id));
+            threads.push(NonPriorityThread::new(handle.clone(), placed, &counters));
         }
         let priority_cores = CpuSet::new(priority).map_or_else(|_| String::new(), |set| set.to_string());
-        let (pool, reactors) = (Some(pool), Mutex::new(started));
+        let (pool, reactors) = (Some(pool), Some(started));
         Ok(Arc::new(NonPriorityThreads { threads, counters, priority_cores, pool, reactors }))
     }
 
@@ -227,8 +224,8 @@ impl NonPriorityThreads {
         let counters = Arc::default();
         let thread = |handle: &ReactorHandle| NonPriorityThread::new(handle.clone(), None, &counters);
         let threads = reactors.iter().map(thread).collect();
-        let (priority_cores, reactors) = (String::new(), Mutex::default());
-        Arc::new(NonPriorityThreads { threads, counters, priority_cores, pool: None, reactors })
+        let priority_cores = String::new();
+        Arc::new(NonPriorityThreads { threads, counters, priority_cores, pool: None, reactors: None })
     }
 
     /// Their reactors.
@@ -236,8 +233,8 @@ impl NonPriorityThreads {
         self.threads.iter().map(|thread| thread.handle.clone()).collect()
     }
 
-    /// Wake-ups by cause.
-    pub(crate) fn wakes(&self) -> [(&'static str, u64); WakeCause::ALL.len()] {
+    /// Wake-ups by cause, as methods and metrics name it, since the threads started.
+    pub fn wakes(&self) -> [(&'static str, u64); WakeCause::ALL.len()] {
         let counts = &self.counters.by_cause;
         WakeCause::ALL.map(|cause| (cause.name(), counts[cause as usize].load(Ordering::Relaxed)))
     }
@@ -253,26 +250,30 @@ impl NonPriorityThreads {
     }
 }
 
-/// Starts a thread that may run on all cores of the pool.
-fn start_thread(
-    cpu: u32,
+/// Starts a thread for each core of the pool. They have the arena and the kernel interface of the priority
+/// threads, so that a device that works there works here.
+fn start_pool(
+    priority: &[ReactorHandle],
     first_index: usize,
     pool: &CorePool,
-    arena: &Arc<Arena>,
-) -> Result<(Reactors, ThreadId), StoreError> {
-    let failed = |error: &dyn std::error::Error| StoreError::Threads(error.to_string());
+) -> Result<Reactors, StoreError> {
+    let of_first = |core: &Core| (core.pool().arena().clone(), core.event_loop().backend());
+    let first = priority.first().ok_or(StoreError::Closed)?;
+    let (arena, backend) = first.call(of_first).map_err(|_| StoreError::Closed)?;
     let config = ReactorConfig {
-        cpus: CpuSet::new(vec![cpu]).map_err(|error| failed(&error))?,
+        cpus: CpuSet::new(pool.cpus().to_vec()).map_err(|error| failed(&error))?,
         first_index,
         pin: false,
         idle: IdlePolicy::Sleep,
-        arena: arena.clone(),
+        arena,
+        event_loop: EventLoopConfig { backend: Some(backend), ..EventLoopConfig::default() },
         ..ReactorConfig::default()
     };
-    let reactors = Reactors::start(&config).map_err(|error| failed(&error))?;
-    let id = reactors.handles()[0].call(|_| ThreadId::current()).map_err(|_| StoreError::Closed)?;
-    os::set_thread_cpus(id, pool.cpus()).map_err(|error| failed(&error))?;
-    Ok((reactors, id))
+    Reactors::start(&config).map_err(|error| failed(&error))
+}
+
+fn failed(error: &dyn std::error::Error) -> StoreError {
+    StoreError::Threads(error.to_string())
 }
 
 /// A non-priority thread, for the priority threads that wake it.
