@@ -35,7 +35,7 @@ const KNOWN: &[(&str, usize)] = &[
     ("services/lvol", 13),
     ("sim", 8),
     ("store/cluster-map", 10),
-    ("store/node", 26),
+    ("store/node", 24),
     ("store/objects", 2),
     ("store/replica", 10),
     ("targets/nvme-controller", 18),

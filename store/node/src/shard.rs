@@ -47,7 +47,7 @@ use reactor::{Core, MailboxReceiver, Period, PollResult, Poller, Shutdown};
 use slots::{Slab, Slot};
 use wire_store::{BLOCK_BYTES, EntryHeader, ObjectId, Operation, Superblock};
 
-use checksums::ChecksumReads;
+use checksums::{BlockReader as _, ChecksumReads};
 use device_watch::DeviceWatch;
 use log_writes::LogWrite;
 use messages::ShardUsers;
@@ -55,7 +55,7 @@ pub(crate) use messages::{ControlReply, Reply, ShardHandle, ShardOperation, Shar
 use overlay::{EntryData, Overlay};
 pub(crate) use placed::UNSETTLED_MAX;
 use placed::{PlacedBlocks, PlacedWrite};
-use reads::{DeviceRun, ReadState};
+use reads::{DeviceRun, ReadState, RunRead};
 use replication::Replication;
 pub(crate) use room::UsedSpace;
 use store_thread::StoreClient;
@@ -126,8 +126,11 @@ pub(crate) struct Shard {
     spare_runs: Vec<Vec<DeviceRun>>,
     /// Reads that wait for blocks which are being written in place, or for a buffer.
     parked: Vec<ReadState>,
+    /// They are not tried again before, because the non-priority thread had no memory, or this one's pool was
+    /// full.
+    parked_until_ns: u64,
     /// Reads that wait for blocks of the checksum table.
-    checksums: ChecksumReads,
+    checksums: ChecksumReads<RunRead>,
     /// Reads that wait until what the log has of them is in place: see
     /// [`replica::ReplicaSettings::reads_flush`].
     waiting_for_flush: Vec<ReadState>,
@@ -146,8 +149,11 @@ pub(crate) struct Shard {
     checkpoint_wanted: bool,
     /// Something was applied since the last checkpoint began.
     is_changed: bool,
+    /// Gets the answer once the background task has ended.
     closing: Vec<Reply>,
     is_closing: bool,
+    /// The background task has ended, and the non-priority thread has closed its channels.
+    is_ended: bool,
     /// Why it failed, if it did: operations end with [`FAILED`].
     failed: Option<Arc<str>>,
     /// It failed because the device had no space, as a file on a full file system.
@@ -267,12 +273,12 @@ async fn run(
 impl Shard {
     fn new(
         core: &Core,
-        channel: BdevChannel,
-        log_channel: Option<BdevChannel>,
+        (channel, log_channel): (BdevChannel, Option<BdevChannel>),
         index: u32,
         partition: Partition,
         log: Log,
         log_start: u64,
+        spare: Buffer,
     ) -> Shard {
         let since_1970 = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
         let wall_ns = since_1970.map_or(0, |time| time.as_nanos() as u64);
@@ -305,7 +311,8 @@ impl Shard {
             pieces: Vec::new(),
             spare_runs: Vec::new(),
             parked: Vec::new(),
-            checksums: ChecksumReads::default(),
+            parked_until_ns: 0,
+            checksums: ChecksumReads::new(spare),
             waiting_for_flush: Vec::new(),
             reads_flush: false,
             tuning: StoreTuning::default(),
@@ -318,6 +325,7 @@ impl Shard {
             is_changed: false,
             closing: Vec::new(),
             is_closing: false,
+            is_ended: false,
             failed: None,
             is_out_of_space: false,
             stats: ShardStats::default(),
@@ -333,8 +341,7 @@ impl Shard {
         if self.failed.is_some() {
             match request.operation {
                 ShardOperation::Describe => return request.reply.send_description(self.describe()),
-                // There is nothing to write.
-                ShardOperation::Close => self.is_closing = true,
+                ShardOperation::Close => return self.close(request.reply),
                 _ => {}
             }
             return request.reply.send(FAILED, None);
@@ -343,13 +350,7 @@ impl Shard {
             ShardOperation::Read { object, offset, length } if self.replication.is_none() => {
                 self.read(object, offset, length, request.reply);
             }
-            ShardOperation::Close if self.is_closing => request.reply.send(Status::SUCCESS, None),
-            ShardOperation::Close => {
-                self.is_closing = true;
-                self.closing.push(request.reply);
-                self.end_scrubs();
-                self.wake_background();
-            }
+            ShardOperation::Close => self.close(request.reply),
             ShardOperation::Describe => request.reply.send_description(self.describe()),
             ShardOperation::Replica(input) => self.take_input(*input),
             // Without a replica that acts it is dropped, which its owner sees.
@@ -470,8 +471,27 @@ impl Shard {
         (self.is_closing && is_idle).then_some(BackgroundWork::End)
     }
 
+    /// Ends the shard. That is answered once the background task has ended, which of a shard that failed
+    /// writes nothing.
+    fn close(&mut self, reply: Reply) {
+        self.closing.push(reply);
+        if !self.is_closing {
+            self.is_closing = true;
+            self.end_scrubs();
+            self.wake_background();
+        }
+        if self.is_ended {
+            self.answer_closing();
+        }
+    }
+
     /// The background task ended.
     fn ended(&mut self) {
+        self.is_ended = true;
+        self.answer_closing();
+    }
+
+    fn answer_closing(&mut self) {
         let status = if self.failed.is_some() { FAILED } else { Status::SUCCESS };
         self.closing.drain(..).for_each(|reply| reply.send(status, None));
     }
@@ -529,10 +549,9 @@ impl Shard {
         let parked = parked.map(ReadState::into_reply);
         let waiting = std::mem::take(&mut self.placed.waiting).into_iter().map(ReadState::into_reply);
         self.placed.to_write.clear();
-        let closing = std::mem::take(&mut self.closing);
-        let unverified = self.checksums.take_replies();
+        let unverified = self.checksums.take_all().map(RunRead::into_reply);
         let replies = deferred.chain(unacknowledged).chain(parked).chain(waiting).chain(unverified);
-        replies.chain(closing).for_each(|reply| reply.send(FAILED, None));
+        replies.for_each(|reply| reply.send(FAILED, None));
         self.unwritten = 0;
         self.end_scrubs();
         self.wake_background();
@@ -569,12 +588,10 @@ impl Shard {
         if !self.deferred.is_empty() && !self.checkpoint_wanted {
             self.resume_deferred();
         }
-        if self.busy_blocks.is_empty() && !self.parked.is_empty() {
+        if self.resumes_parked() && now_ns >= self.parked_until_ns {
             self.resume();
         }
-        if self.checksums.is_blocked() {
-            self.resume_unverified();
-        }
+        self.resume_unverified();
         let mut completed = self.take_store_replies();
         work += completed;
         while work < REQUESTS_PER_POLL {
@@ -651,16 +668,23 @@ impl Shard {
 
     /// Whether the devices have nothing to do, and no read waits for them.
     fn is_quiet(&self) -> bool {
-        self.ios.is_empty() && self.is_submitted() && self.checksums.is_empty()
+        let has_unsent = self.store.as_ref().is_some_and(StoreClient::has_unsent);
+        self.ios.is_empty() && self.is_submitted() && self.checksums.is_empty() && !has_unsent
+    }
+
+    /// Whether a poll tries parked reads again; else a batch in place does.
+    fn resumes_parked(&self) -> bool {
+        self.busy_blocks.is_empty() && !self.parked.is_empty()
     }
 
     fn deadline(&self) -> Option<u64> {
         if self.store.as_ref().is_some_and(StoreClient::has_replies) {
             return Some(0);
         }
-        if !self.is_submitted() || (self.busy_blocks.is_empty() && !self.parked.is_empty()) {
+        if !self.is_submitted() {
             return Some(0);
         }
+        let parked = self.resumes_parked().then_some(self.parked_until_ns);
         let flush = (!self.committed.is_empty()).then(|| self.oldest_committed_ns + self.flush_after_ns());
         // What waits for memory, while no batch in place will try it again.
         let waits = !self.deferred.is_empty() && !self.checkpoint_wanted && self.unplaced.bytes() == 0;
@@ -672,7 +696,7 @@ impl Shard {
         let log = self.log_channel.as_ref().and_then(|log| log.channel.deadline());
         let watch = self.device_watch.deadline();
         let device = self.channel.deadline().into_iter().chain(log).chain(watch);
-        device.chain(flush).chain(retry).chain(replica).min()
+        device.chain(flush).chain(parked).chain(retry).chain(replica).min()
     }
 
     fn describe(&self) -> PartitionStatus {

@@ -96,10 +96,11 @@ impl block_io::Channel for PagedChannel {
     }
 }
 
-/// How many writes were answered, and what the map is asked.
+/// How many writes were answered, what a read found, and what the map is asked.
 #[derive(Default)]
 struct Answers {
     written: u32,
+    read: Option<Arc<[u8]>>,
     proposal: Option<Arc<GroupConfig>>,
 }
 
@@ -109,8 +110,12 @@ impl Outbox for AnswersOutbox {
     fn send(&mut self, _group: u32, _to: ReplicaId, _message: ReplicaMessage) {}
 
     fn reply(&mut self, _group: u32, _client: u64, _number: u64, reply: ClientReply) {
-        assert!(matches!(reply, ClientReply::Written), "{reply:?}");
-        self.0.lock().unwrap().written += 1;
+        let mut answers = self.0.lock().unwrap();
+        match reply {
+            ClientReply::Written => answers.written += 1,
+            ClientReply::Data(data) => answers.read = Some(data),
+            reply => panic!("{reply:?}"),
+        }
     }
 
     fn propose(&mut self, _group: u32, config: Arc<GroupConfig>) {
@@ -125,6 +130,7 @@ struct LoneNode {
     answers: Arc<Mutex<Answers>>,
     sent: u32,
     writes: Writes,
+    threads: StoreThreads,
 }
 
 impl LoneNode {
@@ -132,31 +138,27 @@ impl LoneNode {
     /// option, or if the disk promises atomic writes.
     fn start(disk: &CrashDisk, random: &mut WyRand, in_place: bool, atomic_write_blocks: u32) -> LoneNode {
         let settings = ReplicaSettings { in_place, ..ReplicaSettings::default() };
-        LoneNode::with_settings(
-            disk,
-            random,
-            settings,
-            atomic_write_blocks,
-            None,
-            StoreTuning::default().checksum_cache_bytes,
-        )
+        let process = Process::start(&disk.clone().into(), &VirtualClock::default(), random);
+        let checksum_cache_bytes = StoreTuning::default().checksum_cache_bytes;
+        LoneNode::with_settings(disk, process, settings, atomic_write_blocks, None, checksum_cache_bytes)
     }
 
     fn with_settings(
         disk: &CrashDisk,
-        random: &mut WyRand,
+        mut process: Process,
         settings: ReplicaSettings,
         atomic_write_blocks: u32,
         log_bytes: Option<u64>,
         checksum_cache_bytes: u64,
     ) -> LoneNode {
-        let mut process = Process::start(&disk.clone().into(), &VirtualClock::default(), random);
         let writes = Writes::default();
         let paged = PagedDisk { disk: disk.clone(), atomic_write_blocks, writes: writes.clone() };
         process.registry.register("Paged", None, &[], Arc::new(paged)).unwrap();
         let (registry, core) = (process.registry.clone(), process.reactor.core());
         let answers = Arc::new(Mutex::new(Answers::default()));
         let outbox = answers.clone();
+        let threads = process.threads();
+        let of_node = threads.clone();
         let node = process.run(async move {
             let (cores, job) = (StoreCores::This(&core), JobHandle::standalone());
             let replicas = ReplicaFormat {
@@ -176,7 +178,7 @@ impl LoneNode {
                 pools: vec![(0..u32::MAX, PoolOptions { in_sync_min: 1, class: PoolClass::Disk })],
                 boot: [1; 16],
                 tuning: StoreTuning { checksum_cache_bytes, ..StoreTuning::default() },
-                threads: StoreThreads::default(),
+                threads: of_node,
                 outbox: Arc::new(move |_, _| Box::new(AnswersOutbox(outbox.clone()))),
             };
             ReplicaNode::open(&registry, "Paged", &cores, config, &job).await.unwrap()
@@ -185,7 +187,7 @@ impl LoneNode {
         let config = GroupConfig { epoch: 1, primary: ReplicaId(0), in_sync: vec![ReplicaId(0)] };
         replica.send(ReplicaInput::Map(Arc::new(config)));
         let node = std::rc::Rc::new(node);
-        let mut lone = LoneNode { process, node, replica, answers, sent: 0, writes };
+        let mut lone = LoneNode { process, node, replica, answers, sent: 0, writes, threads };
         while lone.status().replica.unwrap().status.blocked.is_some() {
             let proposal = lone.answers.lock().unwrap().proposal.take();
             proposal.into_iter().for_each(|config| _ = lone.replica.send(ReplicaInput::Map(config)));
@@ -316,7 +318,8 @@ fn many_changed_checksums_of_a_replica_make_a_checkpoint_however_large_the_log_i
     let bytes = 64 << 20;
     let disk = CrashDisk::create(&Registry::new(), "Disk", bytes / SECTOR as u64, SECTOR as u32, 1).unwrap();
     let settings = ReplicaSettings { checkpoint_entries: 8192, ..ReplicaSettings::default() };
-    let mut node = LoneNode::with_settings(&disk, &mut WyRand::new(1), settings, 0, Some(24 << 20), 0);
+    let process = Process::start(&disk.clone().into(), &VirtualClock::default(), &mut WyRand::new(1));
+    let mut node = LoneNode::with_settings(&disk, process, settings, 0, Some(24 << 20), 0);
     let mut checkpoints = Vec::new();
     for round in 0..40 {
         // An object has 32 such parts.
@@ -326,5 +329,45 @@ fn many_changed_checksums_of_a_replica_make_a_checkpoint_however_large_the_log_i
         checkpoints.push(node.status().stats.checkpoints);
     }
     assert_eq!((checkpoints[31], checkpoints[34], checkpoints[39]), (0, 1, 1), "{checkpoints:?}");
+    node.process.discard();
+}
+
+/// Those of 256 blocks wake it once; fewer are sent with what is sent anyway. Reads find them.
+#[test]
+fn checksums_of_overwritten_blocks_wake_the_non_priority_thread_together() {
+    let disk = new_disk();
+    let mut random = WyRand::new(1);
+    let process = Process::prioritized(&disk.clone().into(), &VirtualClock::default(), &mut random);
+    let settings = ReplicaSettings { in_place: true, ..ReplicaSettings::default() };
+    let cache_bytes = StoreTuning::default().checksum_cache_bytes;
+    let mut node = LoneNode::with_settings(&disk, process, settings, 0, None, cache_bytes);
+    overwrite_in_place(&mut node).unwrap();
+    let StoreThreads::Prioritized(threads) = node.threads.clone() else { panic!("they are prioritized") };
+    let all = || threads.wakes().into_iter().map(|(_, count)| count).sum::<u64>();
+    let of_checksums = || threads.wakes().into_iter().find(|(cause, _)| *cause == "other").unwrap().1;
+    let (before, wakes) = (node.status().stats, all());
+    let count = 100;
+    for round in 0..count {
+        node.write_together(round);
+    }
+    let after = node.status().stats;
+    let overwritten = after.entries_overwriting - before.entries_overwriting;
+    assert_eq!(overwritten, u64::from(count) * u64::from(WRITES), "all are in place without a batch");
+    // What else wakes it are checkpoints.
+    let checkpoints = after.checkpoints - before.checkpoints;
+    assert!(all() - wakes <= checkpoints + overwritten / 256, "{:?} {checkpoints}", threads.wakes());
+    assert!(of_checksums() <= overwritten / 256, "{:?}", threads.wakes());
+    let length = WRITES * BLOCK_BYTES as u32;
+    let read = ClientRequest::Read { client: 1, number: 1 << 32, object: OBJECT, offset: 0, length };
+    node.replica.send(ReplicaInput::Request(read));
+    let mut found = None;
+    while found.is_none() {
+        node.process.turn();
+        found = node.answers.lock().unwrap().read.take();
+    }
+    let read = found.unwrap();
+    let blocks = (count - 1..).zip(read.chunks(BLOCK_BYTES));
+    blocks.for_each(|(byte, block)| assert!(block.iter().all(|found| *found == byte)));
+    assert_eq!(node.status().stats.damaged_blocks, 0);
     node.process.discard();
 }

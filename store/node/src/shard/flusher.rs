@@ -4,10 +4,11 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::task::Poll;
 
-use objects::{MetadataWrite, ObjectsError};
+use objects::{Checkpoint, MetadataWrite, ObjectsError};
 use wire_store::{BLOCK_BYTES, EntryHeader};
 
-use super::in_place::{ChecksumOwner, InPlaceBatch};
+use super::checksums::BlockReader;
+use super::in_place::InPlaceBatch;
 use super::overlay::EntryData;
 use super::replication::RecordWrite;
 use super::store_thread::{SentBatch, StoreRequest};
@@ -211,12 +212,7 @@ pub(super) async fn begin_checkpoint(
         store_thread::perform(shard, WakeCause::Checkpoint, request).await?;
         return Ok((record, readers));
     }
-    write_checksum_blocks(shard, device, &checkpoint.checksum_blocks).await?;
-    if checkpoint.flush_before_onodes {
-        device.flush().await?;
-    }
-    write_metadata(device, &checkpoint.onodes).await?;
-    device.flush().await?;
+    write_checkpoint(shard, device, &checkpoint).await?;
     Ok((record, readers))
 }
 
@@ -244,39 +240,39 @@ pub(super) async fn end_checkpoint(shard: &RefCell<Shard>, readers: Rc<()>) -> R
     Ok(())
 }
 
-/// Writes blocks of the checksum table for a checkpoint.
-pub(super) async fn write_checksum_blocks(
-    owner: &impl ChecksumOwner,
+/// Makes what is in place durable with its metadata, in the order that recovery relies on.
+pub(super) async fn write_checkpoint(
+    reader: &RefCell<impl BlockReader>,
     device: &StoreDevice,
-    blocks: &[u64],
+    checkpoint: &Checkpoint,
 ) -> Result<(), StoreError> {
-    let writes = blocks.iter().map(|block| write_checksums(owner, device, *block));
-    join_all(METADATA_WRITES_MAX, writes).await
+    let checksums = checkpoint.checksum_blocks.iter().map(|block| write_checksums(reader, device, *block));
+    join_all(METADATA_WRITES_MAX, checksums).await?;
+    if checkpoint.flush_before_onodes {
+        device.flush().await?;
+    }
+    let onodes = checkpoint
+        .onodes
+        .iter()
+        .map(|MetadataWrite { block, bytes }| device.write(*block * BLOCK_BYTES as u64, &bytes[..]));
+    join_all(METADATA_WRITES_MAX, onodes).await?;
+    device.flush().await
 }
 
 /// Writes a block of the checksum table, with what the device has of it if it is not in memory.
 async fn write_checksums(
-    owner: &impl ChecksumOwner,
+    reader: &RefCell<impl BlockReader>,
     device: &StoreDevice,
     block: u64,
 ) -> Result<(), StoreError> {
-    let cached = owner.with(|checksums| checksums.checkpoint_write(block, None));
+    let cached = reader.borrow_mut().checksums().checkpoint_write(block, None);
     let write = match cached {
         Some(write) => write,
         None => {
             let stored = device.read_block(block).await?;
-            let write = owner.with(|checksums| checksums.checkpoint_write(block, Some(&stored)));
+            let write = reader.borrow_mut().checksums().checkpoint_write(block, Some(&stored));
             write.expect("the stored block is given")
         }
     };
     device.write(block * BLOCK_BYTES as u64, &write.bytes[..]).await
-}
-
-/// Writes blocks of metadata.
-pub(super) async fn write_metadata(device: &StoreDevice, writes: &[MetadataWrite]) -> Result<(), StoreError> {
-    let write = |write: &MetadataWrite| {
-        let MetadataWrite { block, bytes } = write.clone();
-        async move { device.write(block * BLOCK_BYTES as u64, &bytes[..]).await }
-    };
-    join_all(METADATA_WRITES_MAX, writes.iter().map(write)).await
 }

@@ -1,11 +1,12 @@
 //! Writing entries in place: the blocks that a batch of them changes, each written once.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 
-use objects::{BlockBase, BlockChecksums, PieceSource, WritePiece};
+use objects::{BlockBase, PieceSource, WritePiece};
 use wire_store::{BLOCK_BYTES, crc32c};
 
-use super::checksums::stored_checksum;
+use super::checksums::{BlockReader, stored_checksum};
 use super::overlay::EntryData;
 use crate::StoreError;
 use crate::device::{StoreDevice, join_all};
@@ -39,15 +40,6 @@ enum PatchSource {
     Zeroes,
     /// The data with this index, from this offset.
     Data(u32, u32),
-}
-
-/// Where the checksums of a partition are.
-pub(super) trait ChecksumOwner {
-    /// Reads or changes them.
-    fn with<R>(&self, work: impl FnOnce(&mut BlockChecksums) -> R) -> R;
-
-    /// One was not in memory.
-    fn count_miss(&self);
 }
 
 impl InPlaceBatch {
@@ -95,7 +87,7 @@ impl InPlaceBatch {
     /// `verify`.
     pub(super) async fn write(
         self,
-        checksums: &impl ChecksumOwner,
+        reader: &RefCell<impl BlockReader>,
         device: &StoreDevice,
         verify: bool,
     ) -> Result<(), StoreError> {
@@ -109,8 +101,7 @@ impl InPlaceBatch {
                 _ => runs.push(vec![(block, change)]),
             }
         }
-        join_all(WRITES_MAX, runs.into_iter().map(|run| write_run(run, &data, checksums, device, verify)))
-            .await
+        join_all(WRITES_MAX, runs.into_iter().map(|run| write_run(run, &data, reader, device, verify))).await
     }
 }
 
@@ -118,7 +109,7 @@ impl InPlaceBatch {
 async fn write_run(
     run: Vec<(u64, BlockChange)>,
     data: &[EntryData],
-    checksums: &impl ChecksumOwner,
+    reader: &RefCell<impl BlockReader>,
     device: &StoreDevice,
     verify: bool,
 ) -> Result<(), StoreError> {
@@ -135,7 +126,7 @@ async fn write_run(
             }
             BlockBase::Stored => {
                 let stored = device.read(block * BLOCK_BYTES as u64, BLOCK_BYTES).await?;
-                if verify && crc32c(stored.as_slice()) != stored_checksum(checksums, device, *block).await? {
+                if verify && crc32c(stored.as_slice()) != stored_checksum(reader, device, *block).await? {
                     return Err(StoreError::Checksum { block: *block });
                 }
                 buffer.as_mut_slice()[range.clone()].copy_from_slice(stored.as_slice());
@@ -152,7 +143,7 @@ async fn write_run(
             }
         }
         let crc32c = crc32c(out);
-        checksums.with(|checksums| checksums.set(*block, crc32c));
+        reader.borrow_mut().checksums().set(*block, crc32c);
     }
     device.write_buffer(run[0].0 * BLOCK_BYTES as u64, buffer).await
 }

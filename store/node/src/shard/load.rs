@@ -54,9 +54,9 @@ pub(super) async fn load(
     let channel = descriptors.data.channel(core)?;
     let log_channel = descriptors.separate_log().map(|log| log.channel(core)).transpose()?;
     let log_start = superblock.log_start(index);
-    let mut shard = Shard::new(core, channel, log_channel, index, partition, log, log_start);
+    let spare = disks.data.buffer(BLOCK_BYTES).await?;
+    let mut shard = Shard::new(core, (channel, log_channel), index, partition, log, log_start, spare);
     shard.tuning = descriptors.tuning;
-    shard.checksums.reserve(disks.data.buffer(BLOCK_BYTES).await?);
     Ok((Rc::new(RefCell::new(shard)), disks, entries, damage))
 }
 

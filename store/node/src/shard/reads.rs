@@ -4,14 +4,16 @@ use std::rc::Rc;
 
 use bdev::{Completion, Request};
 use block_io::{Payload, Status, Tag};
-use dma::{Buffer, Data, Parcel};
-use objects::{ReadPiece, ReadSource};
+use dma::{Buffer, Data};
+use objects::{BlockChecksums, ReadPiece, ReadSource};
+use reactor::Core;
+use slots::Slot;
 use wire_store::{BLOCK_BYTES, ObjectId};
 
-use super::checksums::UnverifiedRead;
+use super::checksums::{BlockRead, BlockReader, ChecksumReads};
 use super::overlay::Segment;
-use super::store_thread::{StoreRead, StoreRequest};
-use super::{DeviceIo, Reply, Shard};
+use super::store_thread::{ReadOutcome, StoreRead, StoreRequest};
+use super::{DeviceIo, FAILED, RETRY_NS, Reply, Shard};
 use crate::threads::WakeCause;
 
 /// Lists of runs that are kept for later reads.
@@ -25,6 +27,7 @@ pub(super) struct ReadState {
     /// Whether blocks are compared with their checksums.
     verify: bool,
     reply: Reply,
+    /// `None` while the device reads into it, or the non-priority thread into memory of its own.
     result: Option<Buffer>,
     /// Bytes from the log, as the read was planned.
     segments: Vec<Segment>,
@@ -56,13 +59,8 @@ impl ReadState {
         self.reply
     }
 
-    /// Whether its blocks are compared with their checksums.
-    pub(super) fn is_verified(&self) -> bool {
-        self.verify
-    }
-
     /// Whether everything that the read needs of a run's block comes from the log.
-    pub(super) fn is_from_log(&self, run: &DeviceRun, index: u32) -> bool {
+    fn is_from_log(&self, run: &DeviceRun, index: u32) -> bool {
         let start = (self.offset + run.at + index * BLOCK_BYTES as u32).saturating_sub(run.skip);
         let end = (start + BLOCK_BYTES as u32).min(self.offset + self.length);
         let mut at = start.max(self.offset);
@@ -73,6 +71,33 @@ impl ReadState {
             at = at.max(segment.end);
         }
         at >= end
+    }
+}
+
+/// The read of a run, for a read.
+pub(super) struct RunRead {
+    read: ReadState,
+    run: DeviceRun,
+}
+
+impl RunRead {
+    /// The read ends without a result.
+    pub(super) fn into_reply(self) -> Reply {
+        self.read.into_reply()
+    }
+}
+
+impl BlockRead for RunRead {
+    fn first_block(&self) -> u64 {
+        self.run.block
+    }
+
+    fn is_verified(&self) -> bool {
+        self.read.verify
+    }
+
+    fn is_from_log(&self, index: u32) -> bool {
+        self.read.is_from_log(&self.run, index)
     }
 }
 
@@ -104,15 +129,14 @@ impl Shard {
 
     /// Decides where the bytes are now, and begins to read them.
     pub(super) fn plan(&mut self, mut read: ReadState) {
-        let end = read.offset.saturating_add(read.length);
-        if read.result.is_none() {
-            // Zero bytes, or too many, have no buffer ever.
-            if read.length == 0 || read.length > crate::TRANSFER_BYTES_MAX {
-                return read.reply.send(Status::INVALID_FIELD, None);
-            }
-            read.result = self.core.pool().take(read.length as usize);
+        if self.failed.is_some() {
+            return read.reply.send(FAILED, None);
         }
-        let Some(result) = read.result.as_mut() else { return self.parked.push(read) };
+        let end = read.offset.saturating_add(read.length);
+        // Zero bytes, or too many, have no buffer ever.
+        if read.length == 0 || read.length > crate::TRANSFER_BYTES_MAX {
+            return read.reply.send(Status::INVALID_FIELD, None);
+        }
         read.segments = self.overlay.segments(read.object, read.offset..end);
         read.runs.clear();
         read.generation = self.generation;
@@ -124,21 +148,27 @@ impl Shard {
             read.waited = true;
             return self.waiting_for_flush.push(read);
         }
+        self.pieces.clear();
+        if from_log < read.length
+            && self.partition.plan_read(read.object, read.offset, read.length, &mut self.pieces).is_err()
+        {
+            return read.reply.send(Status::INVALID_FIELD, None);
+        }
+        if !self.take_result(&mut read) {
+            return self.park(read);
+        }
         if from_log == read.length {
             self.stats.reads_from_log += 1;
             return self.finish_read(read);
         }
         self.stats.reads_overlaid += u64::from(from_log > 0);
-        self.pieces.clear();
-        if self.partition.plan_read(read.object, read.offset, read.length, &mut self.pieces).is_err() {
-            return read.reply.send(Status::INVALID_FIELD, None);
-        }
         let mut at = 0;
         for ReadPiece { length, source } in self.pieces.drain(..) {
-            let out = &mut result.as_mut_slice()[at as usize..(at + length) as usize];
+            let range = at as usize..(at + length) as usize;
+            let mut out = read.result.as_mut().map(|result| &mut result.as_mut_slice()[range]);
             match source {
-                ReadSource::Zeroes => out.fill(0),
-                ReadSource::Inline(bytes) => out.copy_from_slice(&bytes),
+                ReadSource::Zeroes => out.iter_mut().for_each(|out| out.fill(0)),
+                ReadSource::Inline(bytes) => out.iter_mut().for_each(|out| out.copy_from_slice(&bytes)),
                 ReadSource::Stored { block, skip } => {
                     let blocks = (skip + length).div_ceil(BLOCK_BYTES as u32);
                     read.runs.push(DeviceRun { block, blocks, skip, at, length });
@@ -151,13 +181,46 @@ impl Shard {
         let is_busy = |block| self.busy_blocks.contains(&block);
         let mut needed = read.runs.iter().flat_map(|run| run.block..run.block + u64::from(run.blocks));
         if !self.busy_blocks.is_empty() && needed.any(is_busy) {
-            return self.parked.push(read);
+            return self.park(read);
         }
         if self.is_uncertain(&read.runs) {
             return self.placed.waiting.push(read);
         }
         read._reading = Some(self.reading.clone());
         self.read_next_run(read);
+    }
+
+    /// Takes memory for a planned read; `false` if there is none. What the non-priority thread reads as a
+    /// whole needs none here: it is in that thread's memory.
+    fn take_result(&mut self, read: &mut ReadState) -> bool {
+        let is_sent = self.store.is_some()
+            && match *self.pieces {
+                [ReadPiece { length, source: ReadSource::Stored { skip: 0, .. } }] => {
+                    length == read.length && length.is_multiple_of(BLOCK_BYTES as u32)
+                }
+                _ => false,
+            };
+        if read.result.is_none() && !is_sent {
+            read.result = self.core.pool().take(read.length as usize);
+        }
+        read.result.is_some() || is_sent
+    }
+
+    /// The read is tried again after the batch that is being written in place, or in the next poll.
+    fn park(&mut self, mut read: ReadState) {
+        if self.failed.is_some() {
+            // Nothing would.
+            return read.reply.send(FAILED, None);
+        }
+        // A checkpoint does not wait for it.
+        read._reading = None;
+        self.parked.push(read);
+    }
+
+    /// The read is tried again later, when other reads may have given memory back.
+    fn park_for_memory(&mut self, read: ReadState) {
+        self.parked_until_ns = self.core.now_ns() + RETRY_NS;
+        self.park(read);
     }
 
     /// Whether a block has what may be given up.
@@ -170,31 +233,23 @@ impl Shard {
     fn read_next_run(&mut self, mut read: ReadState) {
         let Some(run) = read.runs.last() else { return self.finish_read(read) };
         let bytes = run.blocks as usize * BLOCK_BYTES;
-        let block_bytes = self.block_bytes;
-        let (lba, blocks) = (run.block * BLOCK_BYTES as u64 / block_bytes, bytes as u64 / block_bytes);
         // The whole read at once goes into its result; else through a buffer of the blocks.
         let is_direct = run.length == read.length && bytes == run.length as usize;
         if self.store.is_some() {
             return self.send_read(read, is_direct);
         }
         let buffer = if is_direct { read.result.take() } else { self.core.pool().take(bytes) };
-        let Some(buffer) = buffer else {
-            read._reading = None;
-            return self.parked.push(read);
-        };
-        let (first, blocks_of_run, verify) = (run.block, run.blocks, read.verify);
+        let Some(buffer) = buffer else { return self.park(read) };
+        let (block, blocks, verify) = (run.block, run.blocks, read.verify);
         match self.ios.insert(DeviceIo::Read(read)) {
             Ok(slot) => {
-                self.requests.push(Request::read(Tag(slot.to_bits()), lba, blocks as u32, buffer));
+                self.requests.push(read_request(slot, block, buffer, self.block_bytes));
                 if verify {
-                    self.prefetch_checksums(first, blocks_of_run);
+                    self.prefetch_checksums(block, blocks);
                 }
             }
-            Err(DeviceIo::Read(mut read)) => {
-                // As many as possible are in flight: it starts again.
-                read._reading = None;
-                self.parked.push(read);
-            }
+            // As many as possible are in flight: it starts again.
+            Err(DeviceIo::Read(read)) => self.park(read),
             Err(_) => unreachable!("it was a read"),
         }
     }
@@ -220,36 +275,27 @@ impl Shard {
                 let read = StoreRead { tag: slot.to_bits(), block, blocks, verify, from_log };
                 store.send(StoreRequest::Read(read), WakeCause::Read);
             }
-            Err(DeviceIo::Read(mut read)) => {
-                // As many as possible are in flight: it starts again.
-                read._reading = None;
-                self.parked.push(read);
-            }
+            // As many as possible are in flight: it starts again.
+            Err(DeviceIo::Read(read)) => self.park(read),
             Err(_) => unreachable!("it was a read"),
         }
     }
 
-    /// The thread has read a run.
-    pub(super) fn store_read_completed(
-        &mut self,
-        mut read: ReadState,
-        result: Result<(Parcel, Option<u64>), Status>,
-    ) {
+    /// The thread has read a run, or not.
+    pub(super) fn store_read_completed(&mut self, mut read: ReadState, outcome: ReadOutcome) {
         let Some(run) = read.runs.pop() else { return };
-        let (parcel, damaged) = match result {
-            Ok(result) => result,
-            Err(status) => return read.reply.send(status, None),
+        let (parcel, damaged) = match outcome {
+            ReadOutcome::Done(parcel, damaged) => (parcel, damaged),
+            ReadOutcome::Failed(status) => return read.reply.send(status, None),
+            ReadOutcome::NoMemory => return self.park_for_memory(read),
         };
         match self.core.pool().adopt(parcel) {
             Ok(data) => {
                 let buffer = data.into_single().expect("a run is read to one buffer");
-                self.read_verified(read, run, buffer, damaged);
+                self.read_verified(RunRead { read, run }, buffer, damaged);
             }
-            Err(_) => {
-                // Too much is adopted: it starts again.
-                read._reading = None;
-                self.parked.push(read);
-            }
+            // Too much is adopted: it starts again.
+            Err(_) => self.park_for_memory(read),
         }
     }
 
@@ -264,37 +310,35 @@ impl Shard {
         if !status.is_success() {
             return read.reply.send(status, None);
         }
-        self.verify(UnverifiedRead { read, run, buffer, verified: 0 });
+        self.verify(RunRead { read, run }, buffer);
+    }
+
+    /// Plans a read again, of which something was changed meanwhile.
+    fn repeat(&mut self, mut read: ReadState, buffer: Buffer) {
+        if read.result.is_none() {
+            read.result = Some(buffer);
+        }
+        read._reading = None;
+        self.stats.reads_repeated += 1;
+        self.plan(read);
     }
 
     /// The blocks of a run were compared with their checksums, up to the first that is damaged.
-    pub(super) fn read_verified(
-        &mut self,
-        mut read: ReadState,
-        run: DeviceRun,
-        buffer: Buffer,
-        damaged: Option<u64>,
-    ) {
+    fn run_verified(&mut self, mut read: ReadState, run: DeviceRun, buffer: Buffer, damaged: Option<u64>) {
+        if self.failed.is_some() {
+            // What a batch has written in part may be there.
+            return read.reply.send(FAILED, None);
+        }
         // What was overwritten since may be there, with a checksum that the block does not have yet or had
         // before.
         let is_uncertain = self.is_uncertain(std::slice::from_ref(&run));
         if is_uncertain || (damaged.is_some() && read.overwritten != self.placed.written) {
-            if read.result.is_none() {
-                read.result = Some(buffer);
-            }
-            read._reading = None;
-            self.stats.reads_repeated += 1;
-            return self.plan(read);
+            return self.repeat(read, buffer);
         }
         let is_overtaken = read.generation != self.generation;
         // What the log had may be older than what is in place now.
         if is_overtaken && (damaged.is_some() || !read.segments.is_empty() || !read.runs.is_empty()) {
-            if read.result.is_none() {
-                read.result = Some(buffer);
-            }
-            read._reading = None;
-            self.stats.reads_repeated += 1;
-            return self.plan(read);
+            return self.repeat(read, buffer);
         }
         if let Some(block) = damaged {
             self.stats.damaged_blocks += 1;
@@ -328,5 +372,48 @@ impl Shard {
             self.spare_runs.push(read.runs);
         }
         read.reply.send(Status::SUCCESS, Some(Data::One(result)));
+    }
+}
+
+/// Reads blocks of the store from a device with blocks of `block_bytes`, as many as the buffer has.
+pub(super) fn read_request(slot: Slot, block: u64, buffer: Buffer, block_bytes: u64) -> Request {
+    let (lba, blocks) = (block * BLOCK_BYTES as u64 / block_bytes, buffer.len() as u64 / block_bytes);
+    Request::read(Tag(slot.to_bits()), lba, blocks as u32, buffer)
+}
+
+impl BlockReader for Shard {
+    type Read = RunRead;
+
+    fn core(&self) -> &Core {
+        &self.core
+    }
+
+    fn checksums(&mut self) -> &mut BlockChecksums {
+        self.partition.checksums_mut()
+    }
+
+    fn waiting(&mut self) -> &mut ChecksumReads<RunRead> {
+        &mut self.checksums
+    }
+
+    fn read_table(&mut self, table_block: u64, buffer: Buffer) -> Result<(), Buffer> {
+        let Ok(slot) = self.ios.insert(DeviceIo::Checksums(table_block)) else { return Err(buffer) };
+        self.requests.push(read_request(slot, table_block, buffer, self.block_bytes));
+        Ok(())
+    }
+
+    fn count_lookup(&mut self, is_in_memory: bool) {
+        match is_in_memory {
+            true => self.stats.checksum_hits += 1,
+            false => self.stats.checksum_misses += 1,
+        }
+    }
+
+    fn read_verified(&mut self, RunRead { read, run }: RunRead, buffer: Buffer, damaged: Option<u64>) {
+        self.run_verified(read, run, buffer, damaged);
+    }
+
+    fn read_failed(&mut self, read: RunRead, status: Status) {
+        read.into_reply().send(status, None);
     }
 }

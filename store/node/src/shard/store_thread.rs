@@ -11,14 +11,17 @@
 //!
 //! - A read that was sent before a batch may find some of the blocks of the batch new. It finds the new
 //!   checksums then, or is damaged; the priority thread repeats it as one that a batch overtook on one core.
-//! - A checksum that is set after a block was overwritten is there before later reads of the block.
+//! - A checksum that is set after a block was overwritten is there before later reads of the block: what is
+//!   sent next has the checksums until then before it.
 //! - A checkpoint has the checksums of all that was sent before it. It is the only background work then,
 //!   since the flusher sends one batch or checkpoint at a time.
 
 mod reads;
 mod worker;
 
+use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
@@ -26,6 +29,7 @@ use block_io::Status;
 use dma::{Data, Parcel};
 use objects::Checkpoint;
 use reactor::{Core, MailboxReceiver, MailboxSender};
+use slots::Slot;
 use wire_store::BLOCK_BYTES;
 
 use super::in_place::{BlockChange, InPlaceBatch};
@@ -34,13 +38,18 @@ use super::{DeviceIo, IOS_MAX, Shard};
 use crate::StoreError;
 use crate::disks::StoreDescriptors;
 use crate::once::{OnceSender, once};
-use crate::threads::{NonPriorityThread, StoreThreads, WakeCause};
+use crate::threads::{NonPriorityThread, WakeCause};
 
-/// Messages to the thread: as many reads as there are at a time, and others, which wait at the sender for
-/// a free place.
-const REQUESTS_MAX: usize = IOS_MAX as usize + 1024;
-/// Answers from it: reads only.
+/// Messages to the thread. All reads that there are at a time have a place; what finds none, since others
+/// have some, waits at the sender.
+const REQUESTS_MAX: usize = IOS_MAX as usize;
+/// Answers from it: to reads only.
 const REPLIES_MAX: usize = IOS_MAX as usize;
+/// Checksums that wait for a message. As many are worth a wake-up of their own; fewer wait for what is sent
+/// anyway.
+const CHECKSUMS_MAX: usize = 256;
+/// How long a batch waits at a time for its entries' memory to be adopted.
+const ADOPT_WAIT_NS: u64 = 1_000_000;
 
 /// What the priority thread wants.
 pub(super) enum StoreRequest {
@@ -51,11 +60,8 @@ pub(super) enum StoreRequest {
         verify: bool,
         done: OnceSender<Result<(), StoreError>>,
     },
-    /// A block was overwritten: its checksum.
-    SetChecksum {
-        block: u64,
-        crc32c: u32,
-    },
+    /// Blocks were overwritten: they have these checksums.
+    SetChecksums(Vec<(u64, u32)>),
     /// Makes durable what is in place, with these onodes.
     Checkpoint {
         checkpoint: Checkpoint,
@@ -80,8 +86,16 @@ pub(super) struct StoreRead {
 /// The end of a read.
 pub(super) struct StoreReply {
     tag: u64,
-    /// The blocks, and the first one that is damaged.
-    result: Result<(Parcel, Option<u64>), Status>,
+    outcome: ReadOutcome,
+}
+
+/// How a read ended.
+pub(super) enum ReadOutcome {
+    /// With the blocks. They were compared up to the first that is damaged, which this is.
+    Done(Parcel, Option<u64>),
+    Failed(Status),
+    /// It did not begin: the thread has no memory for it now, or too much in flight.
+    NoMemory,
 }
 
 /// A batch on its way to the thread.
@@ -106,7 +120,10 @@ pub(super) struct StoreClient {
     thread: Arc<NonPriorityThread>,
     state: Arc<WorkerState>,
     requests: MailboxSender<StoreRequest>,
-    /// What did not fit, in order. Besides reads, which are bounded, an entry of the log has at most one.
+    /// Checksums of blocks, which no message has yet.
+    checksums: Vec<(u64, u32)>,
+    /// What found no place, in order: besides reads, which are bounded, and one batch or checkpoint, lists of
+    /// checksums, of which an entry of the log has at most one.
     unsent: VecDeque<StoreRequest>,
     replies: MailboxReceiver<StoreReply>,
     is_closed: bool,
@@ -115,7 +132,7 @@ pub(super) struct StoreClient {
 /// Moves the data in place of a shard that has just been loaded to a non-priority thread.
 pub(super) async fn attach(
     core: &Core,
-    shard: &std::cell::RefCell<Shard>,
+    shard: &RefCell<Shard>,
     descriptors: &StoreDescriptors,
     thread: Arc<NonPriorityThread>,
 ) -> Result<(), StoreError> {
@@ -126,13 +143,10 @@ pub(super) async fn attach(
     let (sender, replies) = core.mailbox(REPLIES_MAX);
     let state = Arc::new(WorkerState::default());
     let (opened, is_open) = once();
-    let mut of_thread = descriptors.clone();
-    // It must not be the last that has the threads: it would wait for itself to end.
-    of_thread.threads = StoreThreads::default();
     let worker = worker::WorkerConfig {
         thread: thread.clone(),
         state: state.clone(),
-        descriptors: of_thread,
+        device: descriptors.data.clone(),
         checksums,
         is_volatile,
         replies: sender,
@@ -143,8 +157,15 @@ pub(super) async fn attach(
     };
     thread.handle.post(start).map_err(|_| StoreError::Closed)?;
     let requests = is_open.await.ok_or(StoreError::Closed)??;
-    let client = StoreClient { thread, state, requests, unsent: VecDeque::new(), replies, is_closed: false };
-    shard.borrow_mut().store = Some(client);
+    shard.borrow_mut().store = Some(StoreClient {
+        thread,
+        state,
+        requests,
+        checksums: Vec::new(),
+        unsent: VecDeque::new(),
+        replies,
+        is_closed: false,
+    });
     Ok(())
 }
 
@@ -155,11 +176,36 @@ impl StoreClient {
         if self.is_closed {
             return;
         }
+        self.wake(cause);
+        self.push_checksums();
+        self.unsent.push_back(request);
+        self.send_unsent();
+    }
+
+    /// Has the thread set a block's checksum before it carries out what is sent later.
+    fn set_checksum(&mut self, block: u64, crc32c: u32) {
+        if self.is_closed {
+            return;
+        }
+        self.checksums.push((block, crc32c));
+        if self.checksums.len() >= CHECKSUMS_MAX {
+            self.wake(WakeCause::Other);
+            self.push_checksums();
+            self.send_unsent();
+        }
+    }
+
+    fn push_checksums(&mut self) {
+        if !self.checksums.is_empty() {
+            self.unsent.push_back(StoreRequest::SetChecksums(std::mem::take(&mut self.checksums)));
+        }
+    }
+
+    /// Before something is sent to it: the thread has something to do.
+    fn wake(&self, cause: WakeCause) {
         if !self.state.is_working.swap(true, Ordering::AcqRel) {
             self.thread.begin(cause);
         }
-        self.unsent.push_back(request);
-        self.send_unsent();
     }
 
     /// Sends what did not fit.
@@ -209,12 +255,12 @@ impl Shard {
     /// Reads that the thread has carried out.
     pub(super) fn take_store_replies(&mut self) -> usize {
         let mut count = 0;
-        while let Some(StoreReply { tag, result }) =
+        while let Some(StoreReply { tag, outcome }) =
             self.store.as_mut().and_then(|store| store.replies.receive())
         {
             count += 1;
-            let Some(DeviceIo::Read(read)) = self.ios.remove(slots::Slot::from_bits(tag)) else { continue };
-            self.store_read_completed(read, result);
+            let Some(DeviceIo::Read(read)) = self.ios.remove(Slot::from_bits(tag)) else { continue };
+            self.store_read_completed(read, outcome);
         }
         count
     }
@@ -222,8 +268,8 @@ impl Shard {
     /// Sets the checksum of a block that was overwritten.
     pub(super) fn set_checksum(&mut self, block: u64, crc32c: u32) {
         match &mut self.store {
-            Some(store) => store.send(StoreRequest::SetChecksum { block, crc32c }, WakeCause::Other),
-            None => self.partition.set_checksum(block, crc32c),
+            Some(store) => store.set_checksum(block, crc32c),
+            None => self.partition.checksums_mut().set(block, crc32c),
         }
     }
 
@@ -237,7 +283,7 @@ impl Shard {
 
 /// Has the thread carry out background work. One is in progress at a time.
 pub(super) async fn perform(
-    shard: &std::cell::RefCell<Shard>,
+    shard: &RefCell<Shard>,
     cause: WakeCause,
     request: impl FnOnce(OnceSender<Result<(), StoreError>>) -> StoreRequest,
 ) -> Result<(), StoreError> {
@@ -251,7 +297,7 @@ pub(super) async fn perform(
 }
 
 /// Has the thread release its devices. What is sent later is not carried out.
-pub(super) async fn close(shard: &std::cell::RefCell<Shard>) {
+pub(super) async fn close(shard: &RefCell<Shard>) {
     let (done, closed) = once();
     {
         let mut shard = shard.borrow_mut();
@@ -268,21 +314,61 @@ impl SentBatch {
         SentBatch { blocks, data: data.iter().map(EntryData::send).collect() }
     }
 
-    /// On the thread, with memory of its pool.
+    /// On the thread, with memory of its pool. Waits while too much is adopted there.
     async fn adopt(self, core: &Core) -> InPlaceBatch {
         let SentBatch { blocks, data } = self;
+        let turn = AdoptionTurn::take(core).await;
         let mut adopted = Vec::with_capacity(data.len());
         for sent in data {
             adopted.push(match sent {
                 SentData::None => EntryData::None,
                 SentData::Recovered(bytes) => EntryData::Recovered(bytes),
                 SentData::Logged(parcel) => {
-                    let data = worker::adopt(core, parcel).await;
-                    let buffer = Data::into_single(data).expect("an entry is one buffer");
+                    let buffer = adopt(core, parcel).await.into_single().expect("an entry is one buffer");
                     EntryData::logged(buffer, false)
                 }
             });
         }
+        drop(turn);
         InPlaceBatch { blocks, data: adopted }
     }
 }
+
+/// Makes an entry's memory usable on this core.
+async fn adopt(core: &Core, mut parcel: Parcel) -> Data {
+    loop {
+        match core.pool().adopt(parcel) {
+            Ok(data) => return data,
+            Err(back) => parcel = back,
+        }
+        core.sleep_ns(ADOPT_WAIT_NS).await;
+    }
+}
+
+/// Of the batches of a core, one adopts memory at a time. Those before it have all of theirs, and give it
+/// back: if several had a part, each could wait for the others without end.
+struct AdoptionTurn(Rc<AdoptionState>);
+
+#[derive(Default)]
+struct AdoptionState {
+    is_taken: Cell<bool>,
+}
+
+impl AdoptionTurn {
+    async fn take(core: &Core) -> AdoptionTurn {
+        let state = core.local::<AdoptionState>();
+        while state.is_taken.replace(true) {
+            core.sleep_ns(ADOPT_WAIT_NS).await;
+        }
+        AdoptionTurn(state)
+    }
+}
+
+impl Drop for AdoptionTurn {
+    fn drop(&mut self) {
+        self.0.is_taken.set(false);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -10,7 +10,7 @@ use bdev::Registry;
 use bdev::testing::CrashDisk;
 use os::clock::VirtualClock;
 use random::WyRand;
-use reactor::{Reactor, ReactorConfig};
+use reactor::{Core, Reactor, ReactorConfig};
 use store_node::{NonPriorityThreads, StoreBdevs, StoreThreads};
 
 /// The disks of a process, which lose power together; what is left on one says nothing of the other.
@@ -82,11 +82,20 @@ impl Process {
     /// As [`start`](Self::start), with a non-priority thread for what is in place.
     pub(crate) fn prioritized(disks: &TestDisks, clock: &VirtualClock, random: &mut WyRand) -> Process {
         let mut process = Process::start(disks, clock, random);
-        let arena = dma::Arena::new(dma::ArenaConfig::default());
-        let config = ReactorConfig::simulated(clock.clone(), random.next_bits(), 1, &arena);
-        let config = ReactorConfig { first_index: 1, ..config };
-        process.store = Some(Reactor::new(&config).unwrap());
+        process.add_store_thread(random, dma::ArenaConfig::default());
         process
+    }
+
+    /// Adds a non-priority thread with memory of its own.
+    pub(crate) fn add_store_thread(&mut self, random: &mut WyRand, memory: dma::ArenaConfig) {
+        let config =
+            ReactorConfig::simulated(self.clock.clone(), random.next_bits(), 1, &dma::Arena::new(memory));
+        self.store = Some(Reactor::new(&ReactorConfig { first_index: 1, ..config }).unwrap());
+    }
+
+    /// The core of its non-priority thread.
+    pub(crate) fn store_core(&self) -> Option<Core> {
+        self.store.as_ref().map(Reactor::core)
     }
 
     /// The threads of its stores.

@@ -7,33 +7,29 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::{Poll, Waker};
 
-use bdev::{BdevChannel, Completion, Request};
+use bdev::{BdevChannel, Completion, Descriptor, Request};
 use block_io::Channel as _;
-use dma::{Data, Parcel};
 use objects::{BlockChecksums, Checkpoint};
 use reactor::{Core, MailboxReceiver, MailboxSender, Period, PollResult, Poller, Shutdown};
 use slots::{Slab, Slot};
 use wire_store::BLOCK_BYTES;
 
-use super::reads::{ChecksumWaiters, WorkerIo};
-use super::{REQUESTS_MAX, SentBatch, StoreReply, StoreRequest, WorkerState};
+use super::reads::WorkerIo;
+use super::{REQUESTS_MAX, ReadOutcome, SentBatch, StoreRead, StoreReply, StoreRequest, WorkerState};
 use crate::StoreError;
 use crate::device::StoreDevice;
-use crate::disks::{StoreDescriptors, StoreDisks};
 use crate::once::OnceSender;
-use crate::shard::flusher::{write_checksum_blocks, write_metadata};
-use crate::shard::in_place::ChecksumOwner;
+use crate::shard::checksums::{BlockReader as _, ChecksumReads};
+use crate::shard::flusher::write_checkpoint;
 use crate::shard::{IOS_MAX, REQUESTS_PER_POLL, RETRY_NS};
 use crate::threads::NonPriorityThread;
-
-/// How long a task waits at a time for an entry's memory to be adopted.
-const ADOPT_WAIT_NS: u64 = 1_000_000;
 
 /// What a worker is made of.
 pub(super) struct WorkerConfig {
     pub(super) thread: Arc<NonPriorityThread>,
     pub(super) state: Arc<WorkerState>,
-    pub(super) descriptors: StoreDescriptors,
+    /// The device with the blocks.
+    pub(super) device: Arc<Descriptor>,
     pub(super) checksums: BlockChecksums,
     pub(super) is_volatile: bool,
     pub(super) replies: MailboxSender<StoreReply>,
@@ -49,9 +45,7 @@ pub(super) struct StoreWorker {
     /// Requests that the channel has not accepted.
     pub(super) requests: Vec<Request>,
     completions: Vec<Completion>,
-    /// Reads that wait for memory.
-    pub(super) parked: Vec<super::StoreRead>,
-    pub(super) waiting: ChecksumWaiters,
+    pub(super) waiting: ChecksumReads<StoreRead>,
     replies: MailboxSender<StoreReply>,
     commands: VecDeque<Command>,
     command_waker: Option<Waker>,
@@ -73,18 +67,18 @@ enum Command {
     Checkpoint(Checkpoint, OnceSender<Result<(), StoreError>>),
 }
 
-/// Opens the devices on this core, and waits for requests.
+/// Opens the device on this core, and waits for requests.
 pub(super) async fn start(
     core: &Core,
     config: WorkerConfig,
 ) -> Result<MailboxSender<StoreRequest>, StoreError> {
-    let WorkerConfig { thread, state, descriptors, checksums, is_volatile, replies } = config;
-    let mut disks = descriptors.disks(core)?;
+    let WorkerConfig { thread, state, device: descriptor, checksums, is_volatile, replies } = config;
+    let mut device = StoreDevice::open(core, &descriptor)?;
     if is_volatile {
-        disks.set_volatile();
+        device.set_volatile();
     }
-    let channel = descriptors.data.channel(core)?;
-    let spare = disks.data.buffer(BLOCK_BYTES).await?;
+    let channel = descriptor.channel(core)?;
+    let spare = device.buffer(BLOCK_BYTES).await?;
     let (sender, requests) = core.mailbox(REQUESTS_MAX);
     let worker = Rc::new(RefCell::new(StoreWorker {
         core: core.clone(),
@@ -94,8 +88,7 @@ pub(super) async fn start(
         ios: Slab::with_capacity(IOS_MAX),
         requests: Vec::new(),
         completions: Vec::new(),
-        parked: Vec::new(),
-        waiting: ChecksumWaiters::new(spare),
+        waiting: ChecksumReads::new(spare),
         replies,
         commands: VecDeque::new(),
         command_waker: None,
@@ -107,26 +100,15 @@ pub(super) async fn start(
         thread,
         is_counted: false,
     }));
-    if !core.spawn(carry_out(worker.clone(), disks)) {
+    if !core.spawn(carry_out(worker.clone(), device)) {
         return Err(StoreError::Closed);
     }
     core.add_poller(Box::new(WorkerPoller { worker, requests }), Period::EveryTurn);
     Ok(sender)
 }
 
-/// Makes data of another core usable; waits for a while if too much is adopted.
-pub(super) async fn adopt(core: &Core, mut parcel: Parcel) -> Data {
-    loop {
-        match core.pool().adopt(parcel) {
-            Ok(data) => return data,
-            Err(back) => parcel = back,
-        }
-        core.sleep_ns(ADOPT_WAIT_NS).await;
-    }
-}
-
 /// Carries out commands until the worker ends.
-async fn carry_out(worker: Rc<RefCell<StoreWorker>>, disks: StoreDisks) {
+async fn carry_out(worker: Rc<RefCell<StoreWorker>>, device: StoreDevice) {
     let core = worker.borrow().core.clone();
     loop {
         let next = std::future::poll_fn(|context| {
@@ -147,10 +129,15 @@ async fn carry_out(worker: Rc<RefCell<StoreWorker>>, disks: StoreDisks) {
         let (done, result) = match command {
             Command::Batch(batch, verify, done) => {
                 let batch = batch.adopt(&core).await;
-                (done, batch.write(&*worker, &disks.data, verify).await)
+                (done, batch.write(&*worker, &device, verify).await)
             }
-            Command::Checkpoint(checkpoint, done) => {
-                (done, write_checkpoint(&worker, &disks.data, checkpoint).await)
+            Command::Checkpoint(mut checkpoint, done) => {
+                checkpoint.checksum_blocks = worker.borrow_mut().checksums.begin_checkpoint();
+                let written = write_checkpoint(&*worker, &device, &checkpoint).await;
+                if written.is_ok() {
+                    worker.borrow_mut().checksums.finish_checkpoint();
+                }
+                (done, written)
             }
         };
         {
@@ -164,35 +151,8 @@ async fn carry_out(worker: Rc<RefCell<StoreWorker>>, disks: StoreDisks) {
     // Nothing else has its channel: it is closed here, before that is answered.
     let closing = std::mem::take(&mut worker.borrow_mut().closing);
     drop(worker);
-    disks.close().await;
+    device.close().await;
     closing.into_iter().for_each(|done| done.send(()));
-}
-
-/// Makes what is in place durable with its metadata.
-async fn write_checkpoint(
-    worker: &RefCell<StoreWorker>,
-    device: &StoreDevice,
-    checkpoint: Checkpoint,
-) -> Result<(), StoreError> {
-    let blocks = worker.borrow_mut().checksums.begin_checkpoint();
-    write_checksum_blocks(worker, device, &blocks).await?;
-    if checkpoint.flush_before_onodes {
-        device.flush().await?;
-    }
-    write_metadata(device, &checkpoint.onodes).await?;
-    device.flush().await?;
-    worker.borrow_mut().checksums.finish_checkpoint();
-    Ok(())
-}
-
-impl ChecksumOwner for RefCell<StoreWorker> {
-    fn with<R>(&self, work: impl FnOnce(&mut BlockChecksums) -> R) -> R {
-        work(&mut self.borrow_mut().checksums)
-    }
-
-    fn count_miss(&self) {
-        self.borrow().count_miss();
-    }
 }
 
 impl StoreWorker {
@@ -202,7 +162,9 @@ impl StoreWorker {
             StoreRequest::Batch { batch, verify, done } => {
                 self.add_command(Command::Batch(batch, verify, done));
             }
-            StoreRequest::SetChecksum { block, crc32c } => self.checksums.set(block, crc32c),
+            StoreRequest::SetChecksums(list) => {
+                list.into_iter().for_each(|(block, crc32c)| self.checksums.set(block, crc32c));
+            }
             StoreRequest::Checkpoint { checkpoint, done } => {
                 self.add_command(Command::Checkpoint(checkpoint, done));
             }
@@ -219,10 +181,10 @@ impl StoreWorker {
     }
 
     /// Answers a read.
-    pub(super) fn reply(&self, tag: u64, result: Result<(Parcel, Option<u64>), block_io::Status>) {
+    pub(super) fn reply(&self, tag: u64, outcome: ReadOutcome) {
         // There are as many reads as fit into the mailbox; without its owner nothing waits for the
         // answer.
-        let _ = self.replies.send(StoreReply { tag, result });
+        let _ = self.replies.send(StoreReply { tag, outcome });
     }
 
     /// Lets others see what changed.
@@ -234,9 +196,6 @@ impl StoreWorker {
 
     fn poll(&mut self, requests: &mut MailboxReceiver<StoreRequest>) -> usize {
         let mut work = 0;
-        for read in std::mem::take(&mut self.parked) {
-            self.read(read);
-        }
         self.resume_unverified();
         while work < REQUESTS_PER_POLL {
             let Some(request) = requests.receive() else { break };
@@ -269,7 +228,6 @@ impl StoreWorker {
     fn is_idle(&self) -> bool {
         self.ios.is_empty()
             && self.requests.is_empty()
-            && self.parked.is_empty()
             && self.waiting.is_empty()
             && self.commands.is_empty()
             && !self.is_busy
@@ -294,8 +252,7 @@ impl StoreWorker {
         if !self.requests.is_empty() {
             return Some(0);
         }
-        let waits = !self.parked.is_empty() || self.waiting.is_blocked();
-        let retry = waits.then(|| self.core.now_ns() + RETRY_NS);
+        let retry = self.waiting.is_blocked().then(|| self.core.now_ns() + RETRY_NS);
         self.channel.deadline().into_iter().chain(retry).min()
     }
 }
