@@ -237,12 +237,13 @@ async fn compare(
             for at in blocks {
                 let (block, offset) = (start + (at - first) as u64, (at - first) * BLOCK_BYTES);
                 contents.blocks_checked += 1;
-                if partition.checksum(block).is_none() {
-                    let table_block = partition.checksum_block(block);
-                    partition.take_checksums(table_block, &*device.read_block(table_block).await?);
+                let checksums = partition.checksums_mut();
+                if checksums.get(block).is_none() {
+                    let table_block = checksums.table_block(block);
+                    checksums.take_stored(table_block, &*device.read_block(table_block).await?);
                 }
                 let found = crc32c(&bytes.as_slice()[offset..offset + BLOCK_BYTES]);
-                if partition.checksum(block) != Some(found) {
+                if checksums.get(block) != Some(found) {
                     contents.damaged.push((block, onode.id, at));
                 }
             }

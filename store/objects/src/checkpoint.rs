@@ -10,7 +10,7 @@ use crate::plan::MetadataWrite;
 /// What a checkpoint writes: checksums, then onodes.
 #[derive(Debug)]
 pub struct Checkpoint {
-    /// Blocks of the device with checksums, in their order: [`Partition::checkpoint_checksums`] has their
+    /// Blocks of the device with checksums, in their order: [`BlockChecksums::checkpoint_write`] has their
     /// contents. None if the checksums have another owner.
     pub checksum_blocks: Vec<u64>,
     /// Whether blocks were written for the first time. Then a flush follows the data and the checksums,
@@ -42,19 +42,6 @@ impl Partition {
         };
         self.in_checkpoint = Some(changes);
         checkpoint
-    }
-
-    /// What the checkpoint in progress writes to one of its [`checksum_blocks`](Checkpoint::checksum_blocks);
-    /// `None` if that is not in memory: the caller reads it, and calls this with what is `stored` there.
-    ///
-    /// # Panics
-    /// If the block does not belong to the checksum table.
-    pub fn checkpoint_checksums(
-        &mut self,
-        block: u64,
-        stored: Option<&[u8; BLOCK_BYTES]>,
-    ) -> Option<MetadataWrite> {
-        self.checksums_mut().checkpoint_write(block, stored)
     }
 
     /// The checkpoint is durable: extents and onodes that it released are free.

@@ -217,38 +217,6 @@ impl Partition {
         self.checksums.take().expect("the checksums are not detached")
     }
 
-    /// The CRC32C of a written block of the device: [`BlockChecksums::get`].
-    ///
-    /// # Panics
-    /// If the block does not belong to an extent of the partition.
-    pub fn checksum(&self, block: u64) -> Option<u32> {
-        self.checksums().get(block)
-    }
-
-    /// Sets the CRC32C of a block that the caller writes.
-    ///
-    /// # Panics
-    /// If the block does not belong to an extent of the partition.
-    pub fn set_checksum(&mut self, block: u64, crc32c: u32) {
-        self.checksums_mut().set(block, crc32c);
-    }
-
-    /// The block of the device that has a block's checksum: [`BlockChecksums::table_block`].
-    ///
-    /// # Panics
-    /// If the block does not belong to an extent of the partition.
-    pub fn checksum_block(&self, block: u64) -> u64 {
-        self.checksums().table_block(block)
-    }
-
-    /// Takes a block of the checksum table: [`BlockChecksums::take_stored`].
-    ///
-    /// # Panics
-    /// If the block does not belong to the checksum table.
-    pub fn take_checksums(&mut self, checksum_block: u64, bytes: &[u8; BLOCK_BYTES]) {
-        self.checksums_mut().take_stored(checksum_block, bytes);
-    }
-
     /// The block of the device for a whole block of an object, if it was written; `durable` if a crash leaves
     /// it there.
     pub fn stored_block(&self, id: ObjectId, offset: u32, durable: bool) -> Option<u64> {
@@ -333,7 +301,7 @@ impl Partition {
     /// operation's, and at least [`INLINE_BYTES_MAX`] bytes of it if it is longer.
     ///
     /// The caller performs the pieces, those of one block in their order, and calls
-    /// [`set_checksum`](Self::set_checksum) for every block.
+    /// [`BlockChecksums::set`] for every block.
     ///
     /// # Errors
     /// [`ObjectsError::Full`] and [`ObjectsError::Range`]; nothing was changed.

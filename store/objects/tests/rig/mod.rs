@@ -116,11 +116,12 @@ fn read_verified(
 
 /// The checksum of a block, with its block of the table read if that is not cached.
 fn checksum(partition: &mut Partition, disk: &Disk, block: u64) -> u32 {
-    if partition.checksum(block).is_none() {
-        let table_block = partition.checksum_block(block);
-        partition.take_checksums(table_block, disk.read(table_block));
+    let checksums = partition.checksums_mut();
+    if checksums.get(block).is_none() {
+        let table_block = checksums.table_block(block);
+        checksums.take_stored(table_block, disk.read(table_block));
     }
-    partition.checksum(block).unwrap()
+    checksums.get(block).unwrap()
 }
 
 /// A store with its disk and log, which counts the images that were checked.
@@ -226,7 +227,7 @@ impl Node {
             }
             for (block, bytes) in (piece.block..).zip(bytes.chunks(BLOCK_BYTES)) {
                 if self.fault != Fault::NoChecksum || checksum(&mut self.partition, &self.disk, block) == 0 {
-                    self.partition.set_checksum(block, crc32c(bytes));
+                    self.partition.checksums_mut().set(block, crc32c(bytes));
                 }
             }
             self.write(piece.block, &bytes)?;
@@ -271,9 +272,9 @@ impl Node {
 
     /// What a checkpoint writes to a block of the checksum table.
     fn checkpoint_checksums(&mut self, block: u64) -> MetadataWrite {
-        let cached = self.partition.checkpoint_checksums(block, None);
-        let stored = self.disk.read(block);
-        cached.or_else(|| self.partition.checkpoint_checksums(block, Some(stored))).unwrap()
+        let checksums = self.partition.checksums_mut();
+        let cached = checksums.checkpoint_write(block, None);
+        cached.or_else(|| checksums.checkpoint_write(block, Some(self.disk.read(block)))).unwrap()
     }
 
     /// A checkpoint, with operations while it is in progress.

@@ -118,7 +118,7 @@ pub(super) async fn recover_blocks(
         match found {
             Some(stored) if header.sequence > through => {
                 shard.placed.insert(header, stored.block);
-                shard.partition.set_checksum(stored.block, stored.data_crc32c);
+                shard.partition.checksums_mut().set(stored.block, stored.data_crc32c);
                 recovered.blocks.insert(header.sequence, stored.block);
             }
             _ if header.in_place => shard.placed.insert_committed(header),
@@ -139,7 +139,7 @@ fn list_unsettled(
     let list = |block: &UnsettledBlock| {
         let UnsettledBlock { object, offset, data_crc32c, client, client_number } = *block;
         let stored = &stored[&(object, offset)];
-        shard.partition.set_checksum(stored.block, stored.data_crc32c);
+        shard.partition.checksums_mut().set(stored.block, stored.data_crc32c);
         shard.placed.unsettled.push(UnsettledEntry::new(*block, stored.block));
         let header = EntryHeader::new(wire_store::Operation::Write, object, offset, BLOCK_BYTES as u32);
         let header = EntryHeader { data_crc32c, client, client_number, ..header };
