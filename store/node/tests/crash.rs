@@ -441,7 +441,7 @@ fn acknowledged_writes_survive_power_failures_with_prioritized_threads() {
 fn acknowledged_writes_survive_power_failures_with_most_checksums_on_the_disk() {
     for threads in [Threads::One, Threads::Prioritized] {
         let misses = survive_power_failures(Logs::Here, Objects::Allocated, threads).checksum_misses;
-        assert!(misses > 10_000, "{misses}");
+        assert!(is_one_seed() || misses > 10_000, "{misses}");
     }
 }
 
@@ -485,12 +485,16 @@ fn survive_power_failures(logs: Logs, objects: Objects, threads: Threads) -> Cou
     // Allocated images have all their space.
     let refused = if objects == Objects::Thin { refused } else { 1 };
     let all = [reads, writes, refused, redone, checkpoints, repeated, deferred, observed, interrupted];
-    let is_one_seed = std::env::var("RINGBOLT_SEED").is_ok();
     assert!(
-        is_one_seed || all.iter().all(|count| *count > 0),
+        is_one_seed() || all.iter().all(|count| *count > 0),
         "the load does not reach everything: {total:?}"
     );
     total
+}
+
+/// A single seed reaches less.
+fn is_one_seed() -> bool {
+    std::env::var("RINGBOLT_SEED").is_ok()
 }
 
 /// The test finds a disk that acknowledges the log's writes from its cache.
