@@ -592,8 +592,7 @@ impl Shard {
             self.resume();
         }
         self.resume_unverified();
-        let mut completed = self.take_store_replies();
-        work += completed;
+        work += self.take_store_replies();
         while work < REQUESTS_PER_POLL {
             let Some(request) = requests.receive() else { break };
             self.execute(request);
@@ -606,10 +605,12 @@ impl Shard {
         if let Some(log) = &mut self.log_channel {
             work += log.channel.poll(&mut completions);
         }
-        completed += completions.len();
+        if !completions.is_empty() {
+            self.device_watch.completed();
+        }
         completions.drain(..).for_each(|completion| self.complete(completion));
         self.completions = completions;
-        self.watch_device(completed > 0, now_ns);
+        self.watch_device(now_ns);
         if work > 0 {
             self.run_replica(now_ns);
             self.submit();
@@ -621,10 +622,10 @@ impl Shard {
         work
     }
 
-    /// Looks at the device at the end of a turn; `has_completed` says that it completed a request in it.
-    fn watch_device(&mut self, has_completed: bool, now_ns: u64) {
+    /// Looks whether the device hangs.
+    fn watch_device(&mut self, now_ns: u64) {
         let has_requests = !self.ios.is_empty() && self.failed.is_none();
-        let Some(hangs) = self.device_watch.observe(has_requests, has_completed, now_ns) else { return };
+        let Some(hangs) = self.device_watch.observe(has_requests, now_ns) else { return };
         let name = self.channel.device().name();
         let index = self.index;
         match (hangs, &mut self.replication) {

@@ -259,6 +259,9 @@ impl Shard {
             self.store.as_mut().and_then(|store| store.replies.receive())
         {
             count += 1;
+            if !matches!(outcome, ReadOutcome::NoMemory) {
+                self.device_watch.completed();
+            }
             let Some(DeviceIo::Read(read)) = self.ios.remove(Slot::from_bits(tag)) else { continue };
             self.store_read_completed(read, outcome);
         }
