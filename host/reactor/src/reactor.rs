@@ -48,6 +48,9 @@ pub struct ReactorConfig {
     /// Index of the first of these reactors, the others follow: no two of a program have the same, since a
     /// device tells its channels apart by it.
     pub first_index: usize,
+    /// What their threads are called, with the number of the core, in lists of threads and in reports of
+    /// stalls: 11 bytes at most are seen there.
+    pub name: &'static str,
     /// Whether each thread is pinned to its core.
     pub pin: bool,
     /// What to do when there is no work.
@@ -73,6 +76,7 @@ impl ReactorConfig {
         ReactorConfig {
             cpus: CpuSet::new((0..cores).collect()).expect("a node has at least one core"),
             first_index: 0,
+            name: "reactor",
             pin: false,
             idle: IdlePolicy::Spin,
             arena: arena.clone(),
@@ -101,6 +105,7 @@ impl Default for ReactorConfig {
             cpus: CpuSet::new(vec![CpuSet::allowed().cpus().first().copied().unwrap_or(0)])
                 .expect("a set of one core is not empty"),
             first_index: 0,
+            name: "reactor",
             pin: false,
             idle: IdlePolicy::default(),
             arena: Arena::new(dma::ArenaConfig::default()),
@@ -153,6 +158,7 @@ const MESSAGES_MAX: usize = 1024;
 /// [`Core`], the event loop, the buffer pool and the tasks.
 pub struct Reactor {
     core: Core,
+    name: &'static str,
     idle: IdlePolicy,
     stall_ns: u64,
     messages: mailbox::Receiver<ReactorMessage>,
@@ -214,6 +220,7 @@ impl Reactor {
         });
         Ok(Reactor {
             core,
+            name: config.name,
             idle: config.idle,
             stall_ns: config.stall_ns,
             messages,
@@ -415,8 +422,9 @@ impl Reactor {
         let busiest = self.pollers.iter().max_by_key(|entry| entry.busy_ticks);
         log::warn!(
             target: "reactor",
-            "reactor {}: one turn took {} ms (limit {} ms; busiest poller {}); the core was blocked or taken away",
-            self.remote.index,
+            "{} on core {}: one turn took {} ms (limit {} ms; busiest poller {}); the core was blocked or taken away",
+            self.name,
+            self.remote.cpu,
             ns / 1_000_000,
             self.stall_ns / 1_000_000,
             busiest.map_or("none", |entry| entry.poller.name()),

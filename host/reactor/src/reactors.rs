@@ -32,7 +32,7 @@ pub struct ReactorUnavailable;
 
 pub(crate) struct HandleInner {
     pub(crate) index: usize,
-    cpu: u32,
+    pub(crate) cpu: u32,
     sender: MailboxSender<ReactorMessage>,
     stopping: AtomicBool,
     terminated: AtomicBool,
@@ -82,6 +82,7 @@ impl Reactors {
         for (index, cpu) in config.cpus.cpus().iter().copied().enumerate() {
             let (started, outcome) = mpsc::sync_channel(1);
             let config = config.clone();
+            let name = format!("{}-{cpu}", config.name);
             let run = move || match Reactor::for_core(&config, index) {
                 Ok(mut reactor) => {
                     let _ = started.send(Ok(reactor.handle()));
@@ -91,7 +92,7 @@ impl Reactors {
                     let _ = started.send(Err(error));
                 }
             };
-            let thread = std::thread::Builder::new().name(format!("reactor-{cpu}")).spawn(run);
+            let thread = std::thread::Builder::new().name(name).spawn(run);
             reactors.threads.push(thread.map_err(|source| StartError::Thread { cpu, source })?);
             match outcome.recv() {
                 Ok(remote) => reactors.remotes.push(remote?),

@@ -263,6 +263,7 @@ fn start_pool(
     let config = ReactorConfig {
         cpus: CpuSet::new(pool.cpus().to_vec()).map_err(|error| failed(&error))?,
         first_index,
+        name: "nonpriority",
         pin: false,
         idle: IdlePolicy::Sleep,
         arena,
