@@ -1,110 +1,30 @@
 //! The module of NVMe controllers for the control plane: SPDK's `bdev_nvme_*` methods.
 
-use std::net::{Ipv4Addr, SocketAddr};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::net::SocketAddr;
 
-use bdev::rpc::{BdevModule, counts_of};
-use control::json::{Map, Value, json};
-use control::{
-    ByName, CallRecorder, JobHandle, Keyring, Method, Module, RpcError, TextOrNumber, thread_name,
-};
+use bdev::rpc::counts_of;
+use control::json::{Value, json};
+use control::{ByName, JobHandle, Method, Module, RpcError, TextOrNumber, thread_name};
 use nvme::{AdminData, Uri};
-use reactor::ReactorHandle;
 use wire_nvme::admin::GetLogPage;
 use wire_nvme::log::{AnaState, HealthLog, LogId};
 
-use crate::mdns_discovery::MdnsSearches;
 use crate::{
-    ControllerGroupInfo, Hotplug, Initiator, InitiatorError, IoPath, PassthroughCommand, PassthroughReply,
-    PathInfo, PathStats, QueueKind, TransportId,
+    ControllerGroupInfo, InitiatorError, IoPath, PassthroughCommand, PassthroughReply, PathInfo, PathStats,
+    QueueKind, TransportId,
 };
 
 mod attach;
 mod authentication;
 mod hotplug;
 mod mdns;
+mod module;
 mod options;
 mod tools;
 
-use hotplug::SetHotplug;
-use options::{NvmeOptions, PolicyName, SelectorName};
-
-/// NVMe controllers as a [`Module`]: methods to attach, inspect and control them.
-pub struct NvmeModule {
-    initiator: Initiator,
-    reactors: usize,
-    /// Defaults for controllers attached from now on.
-    options: Arc<Mutex<NvmeOptions>>,
-    hotplug: Hotplug,
-    /// The last call that set it.
-    hotplug_call: Mutex<Option<Arc<SetHotplug>>>,
-    saved: SavedKinds,
-    mdns: MdnsSearches,
-    /// Where the keys of hosts and controllers are.
-    keyring: Keyring,
-}
-
-/// Recorders of the calls that `save_config` writes, in the subsystem `bdev`.
-struct SavedKinds {
-    options: CallRecorder,
-    paths: CallRecorder,
-    discoveries: CallRecorder,
-    mdns: CallRecorder,
-}
-
-impl NvmeModule {
-    /// Attaches controllers on `reactors`, with keys from this keyring, and registers their namespaces with
-    /// the devices of `bdevs`.
-    pub fn new(bdevs: &BdevModule, reactors: &[ReactorHandle], keyring: Keyring) -> Arc<NvmeModule> {
-        let initiator = Initiator::new(bdevs.registry().clone(), reactors);
-        let (of_paths, of_discoveries) = (initiator.clone(), initiator.clone());
-        let mdns = MdnsSearches::default();
-        let of_mdns = mdns.clone();
-        let saved = SavedKinds {
-            options: bdevs.saved_calls().recorder(|_| true),
-            paths: bdevs.saved_calls().recorder(move |key| {
-                let controllers = of_paths.controllers();
-                let mut paths =
-                    controllers.iter().flat_map(|one| one.paths.iter().map(move |path| (one, path)));
-                paths.any(|(one, path)| path_key(&one.name, &path.config.id) == key)
-            }),
-            mdns: bdevs
-                .saved_calls()
-                .recorder(move |name| of_mdns.list().iter().any(|search| search.name == name)),
-            discoveries: bdevs.saved_calls().recorder(move |name| {
-                of_discoveries.discoveries().iter().any(|discovery| discovery.name == name)
-            }),
-        };
-        let hotplug = Hotplug::new(initiator.clone());
-        Arc::new(NvmeModule {
-            initiator,
-            reactors: reactors.len(),
-            options: Arc::default(),
-            hotplug,
-            hotplug_call: Mutex::default(),
-            saved,
-            mdns,
-            keyring,
-        })
-    }
-
-    /// The initiator.
-    pub fn initiator(&self) -> &Initiator {
-        &self.initiator
-    }
-
-    fn options(&self) -> MutexGuard<'_, NvmeOptions> {
-        sync::lock(&self.options)
-    }
-}
-
-/// Names a path of a controller among the saved calls.
-fn path_key(name: &str, id: &TransportId) -> String {
-    format!("{name} {}", id.0.controller())
-}
-
-const NO_CONTROLLER: (i64, &str) = (RpcError::ENODEV, "there is no such controller");
-const NO_BDEV: (i64, &str) = (RpcError::ENODEV, "there is no such bdev");
+pub use module::NvmeModule;
+use module::{NO_BDEV, NO_CONTROLLER, canonical_address, trid};
+use options::{PolicyName, SelectorName};
 
 impl Module for NvmeModule {
     const NAME: &'static str = "bdev_nvme";
@@ -180,23 +100,6 @@ impl From<InitiatorError> for RpcError {
     }
 }
 
-/// A transport ID as SPDK's `trid` object.
-fn trid(id: &TransportId) -> Map<String, Value> {
-    let mut object = Map::new();
-    object.insert("trtype".into(), json!(id.trtype()));
-    if let Some((adrfam, _)) = id.service() {
-        object.insert("adrfam".into(), json!(adrfam));
-    }
-    object.insert("traddr".into(), json!(id.traddr()));
-    if let Some((_, trsvcid)) = id.service() {
-        object.insert("trsvcid".into(), json!(trsvcid));
-    }
-    if let Some(subnqn) = id.subnqn() {
-        object.insert("subnqn".into(), json!(subnqn));
-    }
-    object
-}
-
 control::parameters! {
     struct DetachController {
         /// Controller; of its paths, those that match the others
@@ -215,16 +118,6 @@ control::parameters! {
         hostaddr: Option<String>,
         /// Port that they come from
         hostsvcid: Option<TextOrNumber>,
-    }
-}
-
-/// An address as it is compared: IP addresses in one spelling, `localhost` as the loopback address that it is
-/// (RFC 6761, section 6.3), other names in lower case, directories without a slash at the end.
-fn canonical_address(traddr: &str) -> String {
-    match nvme::TcpUri::host_of(traddr) {
-        Some(host) if host.eq_ignore_ascii_case("localhost") => Ipv4Addr::LOCALHOST.to_string(),
-        _ if traddr.starts_with('/') => format!("/{}", traddr.trim_matches('/')),
-        host => host.unwrap_or_else(|| traddr.to_string()).to_ascii_lowercase(),
     }
 }
 

@@ -11,8 +11,8 @@ use nvme::Uri;
 use nvme_auth::{TlsDerivation, TlsKey};
 use wire_nvme::fabrics::Nqn;
 
+use super::module::{NvmeModule, canonical_address, path_key, trid};
 use super::options::{LossTimeouts, MultipathOpts, NvmeOptions, reconnect_policy};
-use super::{NvmeModule, canonical_address, path_key, trid};
 use crate::{
     Attach, DiscoveryConfig, DiscoveryInfo, MultipathMode, PathConfig, PathReservation, TransportId,
 };

@@ -3,7 +3,7 @@
 use control::{Method, RpcError};
 use nvme_auth::{AuthKey, AuthKeys};
 
-use super::{NO_CONTROLLER, NvmeModule, path_key};
+use super::module::{NO_CONTROLLER, NvmeModule, path_key};
 
 /// The system's error for a key that is not there, which SPDK has too.
 const NO_KEY: i64 = -126;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use control::{Method, RpcError};
 
-use super::NvmeModule;
+use super::module::NvmeModule;
 use super::options::reconnect_policy;
 use crate::hotplug::{HOTPLUG_PERIOD_DEFAULT, HOTPLUG_PERIOD_MAX, PciBus};
 use crate::{Attach, PathConfig, TransportId};

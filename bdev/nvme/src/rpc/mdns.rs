@@ -4,8 +4,8 @@ use control::json::{Value, json};
 use control::{ByName, JobHandle, Method, NoParameters, RpcError};
 
 use super::attach::HostNqn;
+use super::module::{NvmeModule, trid};
 use super::options::reconnect_policy;
-use super::{NvmeModule, trid};
 use crate::{DiscoveryConfig, InitiatorError, PathConfig, TransportId};
 
 pub(super) fn methods() -> Vec<Method<NvmeModule>> {

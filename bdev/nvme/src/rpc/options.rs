@@ -5,7 +5,7 @@ use control::{Method, RpcError};
 
 use nvme_auth::{AuthKeys, AuthOptions};
 
-use super::NvmeModule;
+use super::module::NvmeModule;
 use crate::{Policy, ReconnectPolicy, Selector};
 
 pub(super) fn methods() -> Vec<Method<NvmeModule>> {

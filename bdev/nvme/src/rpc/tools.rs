@@ -13,7 +13,7 @@ use nvme::{AdminData, QueueStats};
 use wire_nvme::opcode::AdminOpcode;
 use wire_nvme::{Cqe, Sqe, cqe, sqe};
 
-use super::{NO_CONTROLLER, NvmeModule};
+use super::module::{NO_CONTROLLER, NvmeModule};
 use crate::{
     ControllerOperation, ErrorInjection, InitiatorError, PassthroughCommand, PassthroughReply, QueueKind,
 };

@@ -58,9 +58,7 @@ pub(super) fn calls(target: &NvmfTarget) -> Vec<Value> {
     let transports = transports::describe(target).into_iter();
     let mut calls: Vec<Value> = transports.map(|config| call("nvmf_create_transport", config)).collect();
     let referrals = target.referrals();
-    calls.extend(
-        referrals.iter().map(|one| call("nvmf_discovery_add_referral", super::referrals::describe(one))),
-    );
+    calls.extend(referrals.iter().map(|one| call("nvmf_discovery_add_referral", describe_referral(one))));
     let subsystems = target.subsystems();
     let named: Vec<&ListenAddress> =
         subsystems.iter().filter(|one| !one.discovery).flat_map(|one| &one.listeners).collect();
@@ -162,6 +160,15 @@ pub(super) fn address(address: &ListenAddress) -> Value {
         "adrfam": address.adrfam,
         "traddr": address.traddr,
         "trsvcid": address.trsvcid,
+    })
+}
+
+/// A referral as SPDK describes and saves it.
+pub(super) fn describe_referral(referral: &crate::Referral) -> Value {
+    json!({
+        "address": address(&referral.address),
+        "secure_channel": referral.secure_channel,
+        "subnqn": referral.subnqn.as_str(),
     })
 }
 

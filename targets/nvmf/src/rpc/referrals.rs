@@ -1,9 +1,9 @@
 //! RPC methods of referrals.
 
-use control::json::{Value, json};
+use control::json::Value;
 use control::{Method, RpcError};
 
-use super::info::address;
+use super::info::describe_referral;
 use super::listeners::ListenAddressParameters;
 use super::parameters::TargetName;
 use crate::Referral;
@@ -79,14 +79,5 @@ control::parameters! {
 }
 
 fn get(module: &NvmfModule, params: GetReferrals) -> Result<Vec<Value>, RpcError> {
-    Ok(params.tgt_name.find(module)?.referrals().iter().map(describe).collect())
-}
-
-/// A referral as SPDK describes and saves it.
-pub(super) fn describe(referral: &Referral) -> Value {
-    json!({
-        "address": address(&referral.address),
-        "secure_channel": referral.secure_channel,
-        "subnqn": referral.subnqn.as_str(),
-    })
+    Ok(params.tgt_name.find(module)?.referrals().iter().map(describe_referral).collect())
 }
