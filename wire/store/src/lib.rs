@@ -1,10 +1,10 @@
-//! On-disk formats of the replicated store: devices, partitions, onodes, operation logs and records of
-//! images.
+//! On-disk formats of the replicated store: devices, partitions, onodes, operation logs, records of images,
+//! and the streams of their differences.
 //!
 //! A device begins with a [`Superblock`], or with a [`LogSuperblock`] if it has logs alone, and its
 //! [`DeviceState`]. The first divides it into partitions, each with a [`PartitionHeader`] and [`Onode`]s of
 //! 512 bytes. An operation log has two [`LogHeader`]s and entries, each an [`EntryHeader`] with data. A
-//! replica's checkpoints are [`CheckpointRecord`]s. Every structure has a magic number, a version, a CRC32C
+//! replica's checkpoints are [`CheckpointRecord`]s. The stream of a [`DiffHeader`] is a backup. Every structure has a magic number, a version, a CRC32C
 //! and its own location, and is one sector of 512 bytes or less, which devices write whole. Integers are
 //! little-endian. `docs/formats/store.md` has the tables.
 //!
@@ -22,6 +22,7 @@
 mod bitmap;
 mod checkpoint;
 mod device_state;
+mod diff;
 mod fields;
 mod image;
 mod log;
@@ -32,6 +33,7 @@ pub use bitmap::BlockBitmap;
 pub use checkpoint::{CheckpointRecord, UnsettledBlock};
 pub use codec::{DecodeError, crc32c};
 pub use device_state::DeviceState;
+pub use diff::{DiffDecoder, DiffEncoder, DiffHeader, DiffItem, DiffRecord, DiffRecordKind, DiffSnapshot};
 pub use image::ImageRecord;
 pub use log::{EntryHeader, EntryLayout, LogHeader, LogSector, Operation};
 pub use onode::{EXTENTS_PER_OBJECT, INLINE_BYTES_MAX, ObjectBlockMap, ObjectId, Onode, OnodeContent};
