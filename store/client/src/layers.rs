@@ -19,6 +19,7 @@ mod plan;
 mod pull;
 #[cfg(test)]
 mod tests;
+mod volume_io;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, Weak};
@@ -30,12 +31,14 @@ use cluster_map::ParentVolume;
 use foldhash::HashMap;
 use wire_store::BlockBitmap;
 
-pub(crate) use channel::LayeredChannel;
+pub(crate) use channel::{LayeredChannel, zero_from};
 pub(crate) use follow::follow_chain;
 pub(crate) use in_use::HeldImage;
 pub(crate) use lookup::{FoundImage, find_image};
 use object::ObjectLayers;
+pub(crate) use object::limit_in;
 pub(crate) use pull::pull;
+pub(crate) use volume_io::VolumeIo;
 
 /// Objects of which it is kept what the head has, for all channels: 64 GiB, in 7 MiB of memory. Those that a
 /// channel uses are kept besides.

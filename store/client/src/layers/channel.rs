@@ -622,7 +622,7 @@ fn block_around(bytes: &std::ops::Range<u32>) -> std::ops::Range<u32> {
 }
 
 /// Zeroes data from an offset on.
-pub(super) fn zero_from(data: &mut Data, offset: usize) {
+pub(crate) fn zero_from(data: &mut Data, offset: usize) {
     let mut at = offset;
     while at < data.len() {
         let length = BLOCK_BYTES.min(data.len() - at);

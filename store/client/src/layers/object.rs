@@ -46,7 +46,7 @@ impl ParentData {
 }
 
 /// The offset in an object up to which a parent is seen.
-pub(super) fn limit_in(parent: &ParentVolume, index: u32) -> u32 {
+pub(crate) fn limit_in(parent: &ParentVolume, index: u32) -> u32 {
     let start = u64::from(index) * OBJECT_BYTES as u64;
     parent.bytes.saturating_sub(start).min(OBJECT_BYTES as u64) as u32
 }

@@ -4,88 +4,28 @@
 //! be repeated: what was copied before is not copied again.
 
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeSet, HashMap};
-use std::rc::Rc;
+use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
 
-use bdev::{Completion, Request};
-use block_io::{Channel, Status, Tag};
 use cluster_map::ParentVolume;
-use dma::{Buffer, Data};
-use reactor::{Core, Period, PollResult, Poller, Shutdown};
-use sockets::Sockets;
-use store_image::{IMAGE_BLOCK_BYTES, TRANSFER_BYTES_MAX};
+use reactor::Core;
+use store_image::TRANSFER_BYTES_MAX;
 use wire_store::{BlockBitmap, OBJECT_BYTES};
 
-use super::VolumeChannel;
 use super::channel::zero_from;
 use super::object::{ParentData, limit_in};
 use super::plan::{Action, ParentPart, plan_read};
+use super::volume_io::VolumeIo;
 use crate::attach::AttachState;
-use crate::channel::ImageChannel;
 use crate::lanes::{LANES, Lane, run_lanes};
-use crate::placement::Placement;
 use crate::reclaim::{ReclaimError, sweep};
 use crate::sweep::SweepKind;
 use crate::watch::PoolWatch;
 
-/// Requests of volumes as futures. Each has a key of its own.
-struct VolumeIo {
-    channel: ImageChannel<Sockets>,
-    next_key: u64,
-    done: HashMap<u64, Completion>,
-    listed: HashMap<u64, Result<BlockBitmap, Status>>,
-    wakers: Vec<Waker>,
-    is_dropped: bool,
-}
-
-impl VolumeIo {
-    fn key(&mut self) -> u64 {
-        self.next_key += 1;
-        self.next_key
-    }
-}
-
-struct VolumePoller(Rc<RefCell<VolumeIo>>);
-
-impl Poller for VolumePoller {
-    fn name(&self) -> &str {
-        "volume copy"
-    }
-
-    fn poll(&mut self, _now_ns: u64) -> PollResult {
-        let io = &mut *self.0.borrow_mut();
-        if io.is_dropped {
-            return PollResult::Finished;
-        }
-        let mut completions = Vec::new();
-        io.channel.poll(&mut completions);
-        let before = io.done.len() + io.listed.len();
-        io.done.extend(completions.into_iter().map(|completion| (completion.tag().0, completion)));
-        while let Some((key, answer)) = io.channel.take_written() {
-            io.listed.insert(key, answer);
-        }
-        let count = io.done.len() + io.listed.len() - before;
-        if count > 0 {
-            io.wakers.drain(..).for_each(Waker::wake);
-        }
-        PollResult::from_count(count)
-    }
-
-    fn deadline(&self) -> Option<u64> {
-        self.0.borrow().channel.deadline()
-    }
-
-    fn shutdown(&mut self, _now_ns: u64) -> Shutdown {
-        Shutdown::Done
-    }
-}
-
 /// What the lanes share.
 struct Pulling<'a> {
     core: Core,
-    io: Rc<RefCell<VolumeIo>>,
+    io: VolumeIo,
     volume: u64,
     parents: &'a [ParentVolume],
     waiting: RefCell<Vec<u32>>,
@@ -112,21 +52,9 @@ pub(crate) async fn pull(
         indices.extend(swept.map_err(ReclaimError::of_list)?.indices);
     }
     let count = indices.len() as u64;
-    let placement = Placement { first_group: pool.first_group, groups: pool.groups, volume };
-    let channel = ImageChannel::new(core, watch, placement, attach, IMAGE_BLOCK_BYTES);
-    let io = VolumeIo {
-        channel,
-        next_key: 0,
-        done: HashMap::new(),
-        listed: HashMap::new(),
-        wakers: Vec::new(),
-        is_dropped: false,
-    };
-    let io = Rc::new(RefCell::new(io));
-    core.add_poller(Box::new(VolumePoller(io.clone())), Period::EveryTurn);
     let pulling = Pulling {
         core: core.clone(),
-        io: io.clone(),
+        io: VolumeIo::new(core, watch, attach, volume),
         volume,
         parents,
         waiting: RefCell::new(indices.into_iter().rev().collect()),
@@ -136,9 +64,7 @@ pub(crate) async fn pull(
     for _ in 0..LANES {
         lanes.push(Box::pin(pulling.pull_objects()));
     }
-    let pulled = run_lanes(lanes, || progress(pulling.copied.get(), count)).await;
-    io.borrow_mut().is_dropped = true;
-    pulled
+    run_lanes(lanes, || progress(pulling.copied.get(), count)).await
 }
 
 impl Pulling<'_> {
@@ -181,65 +107,12 @@ impl Pulling<'_> {
     ) -> Result<(), ReclaimError> {
         let buffer = self.core.pool().take(length).ok_or(ReclaimError::NoMemory)?;
         let start = u64::from(index) * OBJECT_BYTES as u64 + u64::from(offset);
-        let mut data = self.read(parent.volume, start, buffer).await?;
+        let mut data = self.io.read(parent.volume, start, buffer).await.map_err(ReclaimError::Uncopied)?;
         zero_from(&mut data, parent.limit.saturating_sub(offset) as usize);
-        self.write(start, data).await
+        self.io.write(start, data).await.map_err(ReclaimError::Uncopied)
     }
 
     async fn written(&self, volume: u64, index: u32) -> Result<BlockBitmap, ReclaimError> {
-        let key = self.io.borrow_mut().key();
-        let mut is_sent = false;
-        let answer = std::future::poll_fn(|context| {
-            let io = &mut *self.io.borrow_mut();
-            is_sent = is_sent || io.channel.list_written(key, volume, index);
-            wait(&mut io.wakers, context, io.listed.remove(&key))
-        });
-        answer.await.map_err(ReclaimError::Unlisted)
-    }
-
-    async fn read(&self, volume: u64, start: u64, buffer: Buffer) -> Result<Data, ReclaimError> {
-        let key = self.io.borrow_mut().key();
-        let blocks = buffer.len() as u32 / IMAGE_BLOCK_BYTES;
-        let mut request = Some(Request::read(Tag(key), start / u64::from(IMAGE_BLOCK_BYTES), blocks, buffer));
-        let completion = std::future::poll_fn(|context| {
-            let io = &mut *self.io.borrow_mut();
-            if let Some(unsent) = request.take() {
-                request = io.channel.read_volume(volume, unsent).err();
-            }
-            wait(&mut io.wakers, context, io.done.remove(&key))
-        });
-        data_of(completion.await)
-    }
-
-    async fn write(&self, start: u64, data: Data) -> Result<(), ReclaimError> {
-        let key = self.io.borrow_mut().key();
-        let blocks = data.len() as u32 / IMAGE_BLOCK_BYTES;
-        let request = Request::write(Tag(key), start / u64::from(IMAGE_BLOCK_BYTES), blocks, data);
-        let mut batch = vec![request];
-        let completion = std::future::poll_fn(|context| {
-            let io = &mut *self.io.borrow_mut();
-            if !batch.is_empty() {
-                io.channel.submit(&mut batch);
-            }
-            wait(&mut io.wakers, context, io.done.remove(&key))
-        });
-        data_of(completion.await).map(drop)
-    }
-}
-
-fn wait<T>(wakers: &mut Vec<Waker>, context: &Context<'_>, answer: Option<T>) -> Poll<T> {
-    match answer {
-        Some(answer) => Poll::Ready(answer),
-        None => {
-            wakers.push(context.waker().clone());
-            Poll::Pending
-        }
-    }
-}
-
-fn data_of(completion: Completion) -> Result<Data, ReclaimError> {
-    match completion.status() {
-        status if !status.is_success() => Err(ReclaimError::Uncopied(status)),
-        _ => completion.into_data().ok_or(ReclaimError::Uncopied(Status::INTERNAL_ERROR)),
+        self.io.written(volume, index).await.map_err(ReclaimError::Unlisted)
     }
 }
