@@ -76,6 +76,19 @@ pub enum ClientError {
         /// Their volumes.
         volumes: String,
     },
+    /// The image has a part of a stream of differences.
+    #[error(
+        "image {pool}/{image} has a part of a backup of snapshot {to} (`ringbolt image import-diff`): import \
+         the whole backup again, which goes on; or `ringbolt image snapshot rollback` takes the part back"
+    )]
+    Importing {
+        /// Pool.
+        pool: String,
+        /// Name.
+        image: String,
+        /// The snapshot that the stream leads to.
+        to: String,
+    },
     /// Another one has the image attached.
     #[error(
         "image {pool}/{image} is in use by {holder} (process {process}, {address}), which attached it {seconds} s ago: stop that, or \

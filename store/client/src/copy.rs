@@ -261,7 +261,7 @@ fn cut(buffer: &mut Buffer, run: &Range<usize>) -> Option<Buffer> {
 }
 
 /// The blocks that are not zero, adjacent ones together.
-fn nonzero_runs(bytes: &[u8]) -> Vec<Range<usize>> {
+pub(crate) fn nonzero_runs(bytes: &[u8]) -> Vec<Range<usize>> {
     let mut runs: Vec<Range<usize>> = Vec::new();
     for (index, block) in bytes.chunks(BLOCK_BYTES).enumerate() {
         if block.iter().all(|byte| *byte == 0) {

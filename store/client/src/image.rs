@@ -19,6 +19,7 @@ use crate::cluster::{ClientError, Cluster};
 use crate::keeper::KeptChannel;
 use crate::layers::{FoundImage, HeldImage, ImageChain, LayeredChannel, find_image, follow_chain};
 use crate::placement::{DEPTH, Placement};
+use crate::reclaim::Emptied;
 use crate::sessions::GroupSessions;
 use crate::watch::PoolWatch;
 
@@ -61,6 +62,24 @@ impl ClusterImage {
 }
 
 impl<N: CoreNetwork> ClusterImage<N> {
+    /// An image that this process has attached already, whatever its record says of who may open it. It makes
+    /// no snapshots that others ask for.
+    pub(crate) fn of_attached(pool: &str, found: &FoundImage, held: Emptied) -> ClusterImage<N> {
+        ClusterImage {
+            pool: pool.to_string(),
+            image: found.image.clone(),
+            chain: Arc::new(ImageChain::new(found.chain(false))),
+            bytes: Arc::new(AtomicU64::new(found.bytes())),
+            block_bytes: IMAGE_BLOCK_BYTES,
+            watch: held.watch,
+            attachment: held.attachment,
+            followed: OnceLock::new(),
+            uuid: found.entry.uuid,
+            _held: None,
+            network: PhantomData,
+        }
+    }
+
     /// An image whose channels connect through another network.
     ///
     /// # Errors

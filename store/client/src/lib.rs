@@ -15,6 +15,7 @@ mod channel;
 mod cluster;
 mod connections;
 mod copy;
+mod diff;
 mod image;
 mod keeper;
 mod lanes;
@@ -33,6 +34,10 @@ pub use attach::AttachOptions;
 pub use cluster::{ClientError, Cluster};
 pub use cluster_map::EtcdOptions;
 pub use copy::{CopiedImage, CopyError, ImageName, copy_image};
+pub use diff::{
+    DiffError, DiffExport, DiffPosition, ExportedDiff, ImportOptions, ImportedDiff, StartedDiff, import_diff,
+    read_started,
+};
 pub use image::{ClusterImage, check_size};
 pub use reclaim::{
     ReclaimError, VolumeUse, empty_dropped, protect_image, reclaim_removed, reclaim_unknown, remove_image,

@@ -15,6 +15,7 @@ use wire_store::{BLOCK_BYTES, BLOCKS_PER_EXTENT, OBJECT_BYTES};
 use crate::attach::{AttachOptions, AttachState, Attachment};
 use crate::channel::ImageChannel;
 use crate::placement::Placement;
+use crate::snapshots::check_whole;
 use crate::sweep::{Sweep, SweepKind};
 use crate::watch::PoolWatch;
 use crate::{ClientError, Cluster};
@@ -306,6 +307,7 @@ pub async fn resize_image(
         false => Err(changed()),
     };
     let mut image = cluster.image(pool, name)?;
+    check_whole(pool, name, &image)?;
     if bytes < image.bytes {
         image.check_unprotected(pool, name).map_err(ClientError::Map)?;
     }

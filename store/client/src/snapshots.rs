@@ -67,8 +67,31 @@ fn find(cluster: &Cluster, pool: &str, image: &str, snapshot: &str) -> Result<Kn
     Ok(KnownSnapshot { images: cluster.map().images()?, image: entry, snapshot: found })
 }
 
+/// Refuses to use an image of which a part was imported.
+pub(crate) fn check_whole(pool: &str, name: &str, image: &ImageEntry) -> Result<(), ClientError> {
+    match &image.layers.import {
+        None => Ok(()),
+        Some(import) => Err(ClientError::Importing {
+            pool: pool.to_string(),
+            image: name.to_string(),
+            to: import.name.clone(),
+        }),
+    }
+}
+
 /// Refuses a snapshot that cannot be made.
 pub(crate) fn check_new(
+    images: &Images,
+    pool: &str,
+    name: &str,
+    image: &ImageEntry,
+) -> Result<(), ClientError> {
+    check_whole(pool, name, image)?;
+    check_limits(images, pool, name, image)
+}
+
+/// Refuses one more snapshot than an image may have.
+pub(crate) fn check_limits(
     images: &Images,
     pool: &str,
     name: &str,
@@ -346,6 +369,7 @@ pub async fn remove_snapshot(
     if found.snapshot.protected {
         return Err(ClientError::Map(MapError::ProtectedSnapshot(format!("{pool}/{name}@{snapshot}"))).into());
     }
+    check_whole(pool, name, &found.image)?;
     let child = only_child(&found, pool, name)?;
     let KnownSnapshot { image, snapshot, .. } = found;
     let held = Emptied::new(cluster, pool, name, &image, force)?;
@@ -407,6 +431,7 @@ pub async fn flatten_image(
     progress: impl FnMut(u64, u64),
 ) -> Result<(), ReclaimError> {
     let image = cluster.image(pool, name)?;
+    check_whole(pool, name, &image)?;
     let images = cluster.map().images().map_err(ClientError::Map)?;
     let parents = parents_of(&images, pool, image.layers.parent).map_err(ClientError::Map)?;
     if parents.is_empty() {

@@ -7,6 +7,7 @@ use cluster_map::{ImageEntry, MapError, TrashedImage};
 use reactor::Core;
 
 use crate::reclaim::{Emptied, ReclaimError, check_no_snapshots, empty};
+use crate::snapshots::check_whole;
 use crate::{ClientError, Cluster};
 
 /// An image in the trash, with its pool and the name that it has there.
@@ -98,6 +99,7 @@ fn trash_entry(pool: String, map_name: String, image: ImageEntry) -> Option<Tras
 pub fn restore_image(cluster: &Cluster, entry: &TrashEntry, name: &str) -> Result<(), ClientError> {
     let pool = &entry.pool;
     check_plain_name(name)?;
+    check_whole(pool, &entry.trashed.name, &entry.image)?;
     // Without a name of its own first: two images never have one name.
     if entry.map_name != name {
         cluster.map().rename_image(pool, &entry.map_name, name, Some(&entry.image))?;

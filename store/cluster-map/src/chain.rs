@@ -34,10 +34,22 @@ impl ImageEntry {
             created,
             protected: false,
             parent: layers.parent,
+            origin: None,
         });
         layers.parent = Some(ParentVolume { volume: self.volume, bytes: self.bytes });
         layers.request = None;
         ImageEntry { volume: head, layers, ..self.clone() }
+    }
+
+    /// The image after an import: its head has become a snapshot, which is the copy of another one.
+    #[must_use]
+    pub fn imported(&self, name: &str, created: u64, origin: Uuid, head: u64) -> ImageEntry {
+        let mut image = self.with_snapshot(name, created, head);
+        image.layers.import = None;
+        image.layers.snapshots.iter_mut().filter(|it| it.volume == self.volume).for_each(|it| {
+            it.origin = Some(origin);
+        });
+        image
     }
 
     /// The image as it was at a snapshot, with a new head. The head that it had is to be emptied.
@@ -45,6 +57,7 @@ impl ImageEntry {
     pub fn rolled_back(&self, to: &ImageSnapshot, head: u64) -> ImageEntry {
         let mut layers = self.layers.clone();
         layers.dropped.push(self.volume);
+        layers.import = None;
         layers.parent = Some(ParentVolume { volume: to.volume, bytes: to.bytes });
         ImageEntry { volume: head, bytes: to.bytes, cut_from: None, layers, ..self.clone() }
     }
@@ -170,7 +183,8 @@ mod tests {
 
     fn snapshot(name: &str, volume: u64, parent: Option<(u64, u64)>) -> ImageSnapshot {
         let parent = parent.map(|(volume, bytes)| ParentVolume { volume, bytes });
-        ImageSnapshot { name: name.to_string(), volume, bytes: 1 << 30, created: 5, protected: false, parent }
+        let (name, bytes) = (name.to_string(), 1 << 30);
+        ImageSnapshot { name, volume, bytes, created: 5, protected: false, parent, origin: None }
     }
 
     fn image(volume: u64, parent: Option<(u64, u64)>, snapshots: Vec<ImageSnapshot>) -> ImageEntry {

@@ -36,6 +36,25 @@ pub struct ImageSnapshot {
     /// From where its volume has what it does not have.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parent: Option<ParentVolume>,
+    /// The identity of the snapshot that it is the copy of, if it was imported.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub origin: Option<Uuid>,
+}
+
+/// A stream of differences of which the head of an image has a part. Until it has all, the image is neither
+/// read nor written otherwise.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct UnfinishedImport {
+    /// The identity of the snapshot that the stream begins at; `None` if it is of everything.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub from: Option<Uuid>,
+    /// The identity of the snapshot that it leads to.
+    pub to: Uuid,
+    /// The name of that snapshot.
+    pub name: String,
+    /// What the stream has before this offset, in bytes of the image, is written.
+    pub done: u64,
 }
 
 /// A snapshot that a command wants of an image in use. Its holder makes it.
@@ -67,6 +86,9 @@ pub struct ImageLayers {
     /// A snapshot that its holder is to make.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub request: Option<SnapshotRequest>,
+    /// An import that was begun.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub import: Option<UnfinishedImport>,
 }
 
 fn is_zero(count: &u64) -> bool {
@@ -77,7 +99,7 @@ impl ImageLayers {
     /// Whether the image is its head and nothing else.
     pub fn is_empty(&self) -> bool {
         let has_volumes = self.parent.is_some() || !self.snapshots.is_empty() || !self.dropped.is_empty();
-        !has_volumes && self.request.is_none()
+        !has_volumes && self.request.is_none() && self.import.is_none()
     }
 
     /// A snapshot.

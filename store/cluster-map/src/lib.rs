@@ -59,7 +59,7 @@ pub use groups::random_volume;
 pub use image::{ImageEntry, RemovedImage, TrashedImage};
 pub use keys::{ClientKeyRecord, PoolAccess};
 pub use known::KnownMap;
-pub use layers::{ImageLayers, ImageSnapshot, ParentVolume, SnapshotRequest};
+pub use layers::{ImageLayers, ImageSnapshot, ParentVolume, SnapshotRequest, UnfinishedImport};
 pub use lease::{LeaseHolder, LeaseOutcome};
 pub use local::LocalMap;
 pub use location::{EtcdOptions, MapLocation};

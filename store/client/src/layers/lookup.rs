@@ -4,6 +4,7 @@ use cluster_map::{ImageEntry, ImageSnapshot, Images, ParentVolume, parents_of};
 use uuid::Uuid;
 
 use super::LayerChain;
+use crate::snapshots::check_whole;
 use crate::{ClientError, Cluster};
 
 /// An image or a snapshot, with the volumes that it is made of.
@@ -45,7 +46,8 @@ impl FoundImage {
 /// An image, or `IMAGE@SNAPSHOT`. An image of that name comes first: earlier releases allowed such names.
 ///
 /// # Errors
-/// [`ClientError::NoImage`], [`ClientError::NoSnapshot`], [`ClientError::Trashed`], [`ClientError::Map`].
+/// [`ClientError::NoImage`], [`ClientError::NoSnapshot`], [`ClientError::Trashed`], [`ClientError::Map`];
+/// [`ClientError::Importing`] for an image, but not for its snapshots.
 pub(crate) fn find_image(images: &Images, pool: &str, name: &str) -> Result<FoundImage, ClientError> {
     let key = |image: &str| (pool.to_string(), image.to_string());
     let (image, snapshot) = match name.rsplit_once('@') {
@@ -58,7 +60,10 @@ pub(crate) fn find_image(images: &Images, pool: &str, name: &str) -> Result<Foun
         return Err(ClientError::Trashed { pool: pool.to_string(), image: image.to_string() });
     }
     let snapshot = match snapshot {
-        None => None,
+        None => {
+            check_whole(pool, image, &entry)?;
+            None
+        }
         Some(name) => Some(entry.layers.snapshot(name).cloned().ok_or_else(|| ClientError::NoSnapshot {
             pool: pool.to_string(),
             image: image.to_string(),

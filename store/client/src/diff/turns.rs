@@ -1,0 +1,54 @@
+//! Lanes of one task that wait for each other.
+
+use std::cell::{Cell, RefCell};
+use std::task::{Poll, Waker};
+
+/// Lanes that wait until something is so. Whoever changes what they wait for [notifies](Self::notify) them.
+#[derive(Default)]
+pub(super) struct Waiting(RefCell<Vec<Waker>>);
+
+impl Waiting {
+    /// Waits until something is so.
+    pub(super) async fn until(&self, is_so: impl Fn() -> bool) {
+        std::future::poll_fn(|context| {
+            if is_so() {
+                return Poll::Ready(());
+            }
+            let mut wakers = self.0.borrow_mut();
+            if !wakers.iter().any(|waker| waker.will_wake(context.waker())) {
+                wakers.push(context.waker().clone());
+            }
+            Poll::Pending
+        })
+        .await;
+    }
+
+    /// What lanes wait for may be so.
+    pub(super) fn notify(&self) {
+        self.0.take().into_iter().for_each(Waker::wake);
+    }
+}
+
+/// Numbers of what is done by several lanes at a time, and ends in its order.
+#[derive(Default)]
+pub(super) struct Turns {
+    begun: Cell<u64>,
+    ended: Cell<u64>,
+}
+
+impl Turns {
+    /// The number of the next one.
+    pub(super) fn begin(&self) -> u64 {
+        self.begun.replace(self.begun.get() + 1)
+    }
+
+    /// Whether all before one have ended.
+    pub(super) fn is_next(&self, number: u64) -> bool {
+        self.ended.get() == number
+    }
+
+    /// The one whose turn it is has ended.
+    pub(super) fn end(&self) {
+        self.ended.set(self.ended.get() + 1);
+    }
+}
