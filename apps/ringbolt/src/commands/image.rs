@@ -2,6 +2,7 @@
 
 pub(super) mod cluster;
 mod copy;
+mod diff;
 mod layers;
 mod owner;
 mod snapshots;
@@ -16,6 +17,7 @@ use crate::command_error::CommandError;
 use crate::console::stdout_line;
 use crate::options::{parse_size, parse_time};
 use copy::CopyArgs;
+use diff::{ExportDiffArgs, ImportDiffArgs};
 use owner::{ImageOwner, mib, print_table};
 use snapshots::{CloneArgs, SnapshotCommand};
 use stats::StatsArgs;
@@ -105,6 +107,25 @@ pub(crate) enum ImageCommand {
         No server may have the image attached meanwhile. A copy that was interrupted has no name of its own: \
         the same command begins anew, and `ringbolt image purge --expired` removes it.")]
     Copy(CopyArgs),
+    /// Export a snapshot of an image of a cluster, or what differs between two, as a file or through a pipe
+    #[command(
+        after_help = "Examples:\n  ringbolt image export-diff --cluster ringbolt-store vol@monday vol-monday\n  \
+        ringbolt image export-diff --cluster ringbolt-store vol@tuesday vol-tuesday --from monday\n  \
+        ringbolt image export-diff --cluster ringbolt-store vol@tuesday - --from monday | \
+        ssh backup ringbolt image import-diff --cluster /srv/store - vol\n\n\
+        A server may have the image attached. What was written between the snapshots is read, and nothing \
+        else. A file is FILE.partial until it is whole."
+    )]
+    ExportDiff(ExportDiffArgs),
+    /// Bring an image of a cluster up to date with what `image export-diff` has exported
+    #[command(
+        after_help = "Examples:\n  ringbolt image import-diff --cluster ringbolt-store vol-monday backup\n  \
+        ringbolt image import-diff --cluster ringbolt-store vol-tuesday backup\n\n\
+        The newest snapshot of the image must be the one that the diff begins at, without changes since; \
+        afterwards it has the one that the diff leads to. A diff of everything makes the image. No server may \
+        have the image attached meanwhile. An import that was interrupted goes on when it is repeated."
+    )]
+    ImportDiff(ImportDiffArgs),
     /// Snapshots of the images of a cluster
     #[command(subcommand)]
     Snapshot(SnapshotCommand),
@@ -214,6 +235,8 @@ impl ImageCommand {
             | ImageCommand::Unprotect { image } => &image.of,
             ImageCommand::Restore { image, .. } => &image.of,
             ImageCommand::Copy(options) => &options.of,
+            ImageCommand::ExportDiff(options) => &options.of,
+            ImageCommand::ImportDiff(options) => &options.of,
             ImageCommand::Clone(options) => &options.of,
             ImageCommand::Snapshot(command) => command.owner(),
             ImageCommand::Stats(options) => &options.of,
@@ -254,6 +277,8 @@ pub(crate) fn run(command: ImageCommand) -> Result<(), CommandError> {
         ImageCommand::List { json, of, .. } if of.is_cluster() => cluster::list(&of, json),
         ImageCommand::Rename { name, to, of } if of.is_cluster() => trash::rename(&of, &name, &to),
         ImageCommand::Copy(options) if options.of.is_cluster() => copy::run(options),
+        ImageCommand::ExportDiff(options) if options.of.is_cluster() => diff::export(options),
+        ImageCommand::ImportDiff(options) if options.of.is_cluster() => diff::import(options),
         ImageCommand::Clone(options) if options.of.is_cluster() => snapshots::clone(&options),
         ImageCommand::Snapshot(command) if command.owner().is_cluster() => snapshots::run_snapshot(command),
         ImageCommand::Flatten { force, image: NamedImage { name, of } } if of.is_cluster() => {
@@ -280,6 +305,8 @@ pub(crate) fn run(command: ImageCommand) -> Result<(), CommandError> {
         | ImageCommand::Unprotect { .. }
         | ImageCommand::Rename { .. }
         | ImageCommand::Copy(_)
+        | ImageCommand::ExportDiff(_)
+        | ImageCommand::ImportDiff(_)
         | ImageCommand::Clone(_)
         | ImageCommand::Snapshot(_)
         | ImageCommand::Flatten { .. }

@@ -217,6 +217,7 @@ pub(super) fn info(of: &ImageOwner, name: &str, as_json: bool) -> Result<(), Com
             "protected": image.protected,
             "parent": parent,
             "snapshots": snapshots_json(&images, &of.pool, &image),
+            "import": image.layers.import.as_ref().map(|it| json!({ "snapshot": it.name, "done": it.done })),
             "attached_by": holders.collect::<Vec<_>>(),
         });
         stdout_line!("{described:#}");
@@ -232,6 +233,10 @@ pub(super) fn info(of: &ImageOwner, name: &str, as_json: bool) -> Result<(), Com
         "snapshots: {}",
         if snapshots.is_empty() { "none".to_string() } else { snapshots.join(", ") }
     );
+    if let Some(import) = &image.layers.import {
+        let (done, bytes) = (mib(import.done), mib(image.bytes));
+        stdout_line!("import of snapshot {}: {done} of {bytes} MiB, not whole", import.name);
+    }
     match holders.is_empty() {
         true => stdout_line!("attached by: none"),
         false => stdout_line!("attached by:"),

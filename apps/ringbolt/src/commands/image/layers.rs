@@ -32,6 +32,7 @@ pub(super) fn snapshots_json(images: &Images, pool: &str, image: &ImageEntry) ->
             "protected": snapshot.protected,
             "volume": snapshot.volume,
             "clones": clones_of(images, pool, image, snapshot),
+            "origin": snapshot.origin.map(|origin| origin.to_string()),
         })
     });
     snapshots.collect()

@@ -97,7 +97,7 @@ pub(crate) struct CloneArgs {
 }
 
 /// Splits `IMAGE@SNAPSHOT`.
-fn parse_snapshot(text: &str) -> Result<(String, String), String> {
+pub(super) fn parse_snapshot(text: &str) -> Result<(String, String), String> {
     match text.rsplit_once('@') {
         Some((image, snapshot)) if !image.is_empty() && !snapshot.is_empty() => {
             Ok((image.to_string(), snapshot.to_string()))
