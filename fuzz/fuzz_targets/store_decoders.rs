@@ -4,8 +4,8 @@
 use libfuzzer_sys::fuzz_target;
 use wire_replica::{AppliedRequests, EncodedFrame, Frame, FrameHeader, Greeting, MESSAGE_VERSION};
 use wire_store::{
-    CheckpointRecord, DeviceState, EntryHeader, FORMAT_VERSION, ImageRecord, LogHeader, LogSuperblock, Onode,
-    PartitionHeader, Superblock,
+    CheckpointRecord, DeviceState, DiffDecoder, DiffHeader, DiffRecord, EntryHeader, FORMAT_VERSION,
+    ImageRecord, LogHeader, LogSuperblock, Onode, PartitionHeader, Superblock,
 };
 
 /// Gives bytes the magic number, version and checksum that make decoders look at the rest.
@@ -82,6 +82,15 @@ fuzz_target!(|bytes: &[u8]| {
     if let Ok(value) = ImageRecord::decode(&record) {
         assert_eq!(value.encode()[..], record);
     }
+    let header = sealed(bytes, DiffHeader::SIZE, b"RBDH");
+    if let Ok(value) = DiffHeader::decode(&header) {
+        assert_eq!(value.encode()[..], header);
+    }
+    let record = sealed(bytes, DiffRecord::SIZE, b"RBDR");
+    if let Ok(value) = DiffRecord::decode(&record) {
+        assert_eq!(value.encode()[..], record);
+    }
+    decode_diff(bytes);
     let _ = AppliedRequests::decode(bytes);
     if let Some(greeting) = bytes.first_chunk()
         && let Ok(value) = Greeting::decode(greeting)
@@ -100,6 +109,34 @@ fuzz_target!(|bytes: &[u8]| {
     }
     decode_message(bytes.to_vec());
 });
+
+/// A stream of differences whose header and records have right checksums.
+fn decode_diff(bytes: &[u8]) {
+    let (mut decoder, mut rest, mut stream) = (DiffDecoder::new(), bytes, [0; 4]);
+    while decoder.needs() > 0 && rest.len() >= decoder.needs() {
+        let (piece, after) = rest.split_at(decoder.needs());
+        rest = after;
+        let piece = match piece.len() {
+            DiffHeader::SIZE if decoder.whole_bytes() == 0 => {
+                let header = sealed(piece, DiffHeader::SIZE, b"RBDH");
+                stream.copy_from_slice(&header[8..12]);
+                header
+            }
+            DiffRecord::SIZE => {
+                let mut record = piece.to_vec();
+                record[32..40].copy_from_slice(&decoder.records().to_le_bytes());
+                record[40..44].copy_from_slice(&stream);
+                sealed(&record, DiffRecord::SIZE, b"RBDR")
+            }
+            _ => piece.to_vec(),
+        };
+        let before = decoder.end_offset();
+        if decoder.take(&piece).is_err() {
+            return;
+        }
+        assert!(decoder.end_offset() >= before);
+    }
+}
 
 /// A message with these kind, group, numbers of bytes, body and data, and a right checksum.
 fn decode_message(mut bytes: Vec<u8>) {

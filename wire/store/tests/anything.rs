@@ -108,3 +108,129 @@ proptest! {
         }
     }
 }
+
+/// What one record of a stream is made of: the blocks before it, its blocks, and whether it has data.
+type Piece = (u64, u64, bool);
+
+fn diff_header(bytes: u64) -> DiffHeader {
+    let snapshot = |id, name: &str| DiffSnapshot { id: [id; 16], bytes, name: name.to_string() };
+    let (to, from) = (snapshot(1, "b"), Some(snapshot(2, "a")));
+    DiffHeader { image: [3; 16], image_name: "vol".to_string(), to, from, created: 4, chain: 5 }
+}
+
+/// A stream of these records, and what it says.
+fn diff_stream(pieces: &[Piece]) -> (Vec<u8>, Vec<(u64, Vec<u8>)>) {
+    let blocks: u64 = pieces.iter().map(|(before, length, _)| before + length).sum();
+    let header = diff_header((blocks + 1) * BLOCK_BYTES as u64);
+    let mut encoder = DiffEncoder::new(&header, 0);
+    let (mut stream, mut ranges, mut at) = (header.encode().to_vec(), Vec::new(), 0);
+    for (before, length, has_data) in pieces {
+        at += before * BLOCK_BYTES as u64;
+        let bytes = length * BLOCK_BYTES as u64;
+        let data = vec![u8::from(*has_data); bytes as usize];
+        match has_data {
+            true => {
+                stream.extend(encoder.data(at, &data));
+                stream.extend(&data);
+            }
+            false => stream.extend(encoder.zeroes(at, bytes)),
+        }
+        ranges.push((at, data));
+        at += bytes;
+    }
+    stream.extend(encoder.end());
+    (stream, ranges)
+}
+
+/// Decodes as far as it goes. Returns whether the stream was whole.
+fn decode_diff(mut rest: &[u8]) -> (bool, Vec<(u64, Vec<u8>)>) {
+    let (mut decoder, mut ranges) = (DiffDecoder::new(), Vec::new());
+    while decoder.needs() > 0 {
+        let Some((piece, after)) = rest.split_at_checked(decoder.needs()) else { return (false, ranges) };
+        rest = after;
+        match decoder.take(piece) {
+            Err(_) => return (false, ranges),
+            Ok(Some(DiffItem::Data { offset, data })) => ranges.push((offset, data.to_vec())),
+            Ok(Some(DiffItem::Zeroes { offset, length })) => {
+                // A stream may say so of more than memory has.
+                ranges.push((offset, vec![0; length.min(1 << 20) as usize]));
+            }
+            Ok(_) => {}
+        }
+    }
+    (rest.is_empty(), ranges)
+}
+
+proptest! {
+    #[test]
+    fn a_stream_is_what_was_encoded_or_ends_before_it_differs(
+        pieces in proptest::collection::vec((0_u64..4, 1_u64..33, any::<bool>()), 0..12),
+        cut in any::<proptest::sample::Index>(),
+        (at, bits) in (any::<proptest::sample::Index>(), 1_u8..),
+    ) {
+        let (stream, ranges) = diff_stream(&pieces);
+        prop_assert_eq!(decode_diff(&stream), (true, ranges.clone()));
+        let (whole, begin) = decode_diff(&stream[..cut.index(stream.len())]);
+        prop_assert!(!whole && ranges.starts_with(&begin));
+        let mut damaged = stream;
+        let at = at.index(damaged.len());
+        damaged[at] ^= bits;
+        let (whole, begin) = decode_diff(&damaged);
+        prop_assert!(!whole && ranges.starts_with(&begin));
+    }
+
+    #[test]
+    fn any_header_and_record_of_a_diff_is_refused_or_encoded_to_the_same_bytes(
+        sector in sparse(512),
+        kind in 0_u8..5,
+        names in proptest::array::uniform3(0_u8..70),
+        numbers in proptest::array::uniform3(0_u64..1 << 20),
+    ) {
+        let mut header = sector.clone();
+        for (index, length) in names.into_iter().enumerate() {
+            header[96 + index] = length;
+            let at = 112 + 64 * index;
+            header[at..at + usize::from(length.min(64))].fill(b'x');
+        }
+        header[64..80].fill(0);
+        header[65] = 2;
+        let bytes = sealed(header, b"RBDH");
+        if let Ok(value) = DiffHeader::decode(&bytes) {
+            prop_assert_eq!(&value.encode()[..], &bytes[..]);
+        }
+        let mut record = sector[..DiffRecord::SIZE].to_vec();
+        record[6] = kind;
+        let [offset, length, number] = numbers;
+        record[16..24].copy_from_slice(&(offset & !4095).to_le_bytes());
+        record[24..32].copy_from_slice(&(length & !511).to_le_bytes());
+        record[32..40].copy_from_slice(&number.to_le_bytes());
+        for sealed in [sealed(record, b"RBDR"), sealed(sector[..DiffRecord::SIZE].to_vec(), b"RBDR")] {
+            if let Ok(value) = DiffRecord::decode(&sealed) {
+                prop_assert_eq!(&value.encode()[..], &sealed[..]);
+            }
+        }
+    }
+
+    #[test]
+    fn any_bytes_are_a_stream_or_are_refused(
+        bytes in proptest::collection::vec(any::<u8>(), 0..2048),
+        kind in 1_u8..4,
+    ) {
+        let _ = decode_diff(&bytes);
+        // Behind a header, a record of it with any fields.
+        let header = diff_header(1 << 40).encode();
+        let mut stream = header.to_vec();
+        let mut record = bytes;
+        record.resize(DiffRecord::SIZE + 4096, 0);
+        record[6] = kind;
+        record[7] = 0;
+        record[24..32].copy_from_slice(&4096_u64.to_le_bytes());
+        record[32..40].fill(0);
+        record[40..44].copy_from_slice(&header[8..12]);
+        record[44..48].fill(0);
+        let data = record.split_off(DiffRecord::SIZE);
+        stream.extend(sealed(record, b"RBDR"));
+        stream.extend(data);
+        prop_assert!(!decode_diff(&stream).0);
+    }
+}

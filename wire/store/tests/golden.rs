@@ -1,5 +1,5 @@
 //! Bytes made by another encoder (Python's `struct`, with a bitwise CRC32C of RFC 3720) from the tables of
-//! `docs/formats/store.md`. The checksum covers what follows the first 128 bytes.
+//! `docs/formats/store.md` and `docs/formats/image-diff.md`. The checksum covers what follows the first 128 bytes.
 #![allow(clippy::unwrap_used)]
 
 use wire_store::*;
@@ -49,6 +49,17 @@ const DEVICE_STATE: &str = "\
     52424453010000005aaf1f9f000000001100000000000000030303030303030303030303030303030c00000000000000\
     050000000000000006050403020100004d00000000000000300000000000000000000000000000000000000000000000\
     0000000000000000000000000000000000000000000000000000000000000000";
+
+const DIFF_HEADER: &str = "\
+    52424448010000002205e375000000000101010101010101010101010101010102020202020202020202020202020202\
+    030303030303030303030303030303030002000400000000000000020000000000f15365000000008877665544332211\
+    0706030000000000000000000000000074756573646179000000000000000000";
+const DIFF_DATA: &str = "\
+    52424452010001001659b32ba97886970020000000000000001000000000000000000000000000002205e37500000000";
+const DIFF_ZEROES: &str = "\
+    52424452010002009426aa240000000000004000000000000000c0000000000001000000000000002205e37500000000";
+const DIFF_END: &str = "\
+    524244520100030056de575e000000000002000400000000000000000000000002000000000000002205e37500000000";
 
 const ID: ObjectId = ObjectId { group: 7, volume: 0x1122_3344_5566_7788, index: 9, suffix: 5 };
 
@@ -473,4 +484,23 @@ fn unsettled_blocks_follow_the_applied_requests_of_a_record() {
     assert!(CheckpointRecord::decode(&slot, [4; 16], 1).is_err());
     following[APPLIED.len() + 24] = 1;
     assert!(UnsettledBlock::decode_all(&following[APPLIED.len()..]).is_err());
+}
+
+#[test]
+fn the_stream_of_a_diff_has_the_bytes_of_the_tables() {
+    let snapshot = |id, bytes, name: &str| DiffSnapshot { id: [id; 16], bytes, name: name.to_string() };
+    let header = DiffHeader {
+        image: [1; 16],
+        image_name: "vol".to_string(),
+        to: snapshot(2, (64 << 20) + 512, "tuesday"),
+        from: Some(snapshot(3, 32 << 20, "monday")),
+        created: 1_700_000_000,
+        chain: 0x1122_3344_5566_7788,
+    };
+    assert_eq!(head(&header.encode()), DIFF_HEADER);
+    let hexadecimal = |bytes: [u8; DiffRecord::SIZE]| bytes.map(|byte| format!("{byte:02x}")).concat();
+    let mut encoder = DiffEncoder::new(&header, 0);
+    assert_eq!(hexadecimal(encoder.data(8192, &[7; 4096])), DIFF_DATA);
+    assert_eq!(hexadecimal(encoder.zeroes(4 << 20, 12 << 20)), DIFF_ZEROES);
+    assert_eq!(hexadecimal(encoder.end()), DIFF_END);
 }
