@@ -179,7 +179,7 @@ mod tests {
     use serde::Deserialize;
 
     use super::*;
-    use crate::layers::{ImageLayers, SnapshotRequest};
+    use crate::layers::{ImageLayers, SnapshotRequest, UnfinishedImport};
 
     fn snapshot(name: &str, volume: u64, parent: Option<(u64, u64)>) -> ImageSnapshot {
         let parent = parent.map(|(volume, bytes)| ParentVolume { volume, bytes });
@@ -288,6 +288,31 @@ mod tests {
         let last = merged.without_snapshot(merged.layers.snapshot("a").unwrap());
         assert_eq!((parent(&last), last.layers.snapshots.len()), (None, 0));
         assert_eq!(last.volumes().collect::<Vec<_>>(), [3, 2, 1]);
+    }
+
+    #[test]
+    fn an_import_is_in_the_record_until_the_image_has_its_snapshot_or_goes_back() {
+        let (from, to) = (Some(Uuid::from_u128(1)), Uuid::from_u128(2));
+        let import = UnfinishedImport { from, to, name: "b".to_string(), done: 4096 };
+        let mut begun = image(3, None, Vec::new());
+        begun.layers.import = Some(import);
+        // Programs that know no imports do not take it for a whole image.
+        let text = serde_json::to_string(&begun).unwrap();
+        assert!(text.contains("older programs cannot read it"), "{text}");
+        assert_eq!(serde_json::from_str::<ImageEntry>(&text).unwrap(), begun);
+        let whole = begun.imported("b", 5, to, 4);
+        let text = serde_json::to_string(&whole).unwrap();
+        assert_eq!(serde_json::from_str::<ImageEntry>(&text).unwrap(), whole);
+        assert_eq!((whole.volume, &whole.layers.import), (4, &None));
+        let snapshot = whole.layers.snapshot("b").unwrap();
+        assert_eq!((snapshot.volume, snapshot.created, snapshot.origin), (3, 5, Some(to)));
+        // A snapshot that is made here has no origin, and leaves that of the others.
+        let later = whole.with_snapshot("c", 6, 5);
+        let origins: Vec<_> = later.layers.snapshots.iter().map(|it| it.origin).collect();
+        assert_eq!(origins, [Some(to), None]);
+        let again =
+            ImageEntry { layers: ImageLayers { import: begun.layers.import, ..later.layers }, ..later };
+        assert_eq!(again.rolled_back(&again.layers.snapshots[0], 6).layers.import, None);
     }
 
     #[test]

@@ -284,7 +284,7 @@ pub enum DiffItem<'a> {
 
 /// What a decoder takes next.
 #[derive(Clone, Copy, Debug)]
-enum Expected {
+enum ExpectedPiece {
     Header,
     Record,
     Data(DiffRecord),
@@ -306,7 +306,7 @@ enum Expected {
 /// ```
 #[derive(Clone, Debug)]
 pub struct DiffDecoder {
-    expected: Expected,
+    expected: ExpectedPiece,
     stream: u32,
     bytes: u64,
     number: u64,
@@ -323,17 +323,17 @@ impl Default for DiffDecoder {
 impl DiffDecoder {
     /// A decoder at the begin of a stream.
     pub fn new() -> DiffDecoder {
-        let expected = Expected::Header;
+        let expected = ExpectedPiece::Header;
         DiffDecoder { expected, stream: 0, bytes: 0, number: 0, end: 0, whole_bytes: 0 }
     }
 
     /// Bytes that it takes next; 0 after the end of the stream.
     pub fn needs(&self) -> usize {
         match self.expected {
-            Expected::Header => DiffHeader::SIZE,
-            Expected::Record => DiffRecord::SIZE,
-            Expected::Data(record) => record.length as usize,
-            Expected::Nothing => 0,
+            ExpectedPiece::Header => DiffHeader::SIZE,
+            ExpectedPiece::Record => DiffRecord::SIZE,
+            ExpectedPiece::Data(record) => record.length as usize,
+            ExpectedPiece::Nothing => 0,
         }
     }
 
@@ -359,50 +359,50 @@ impl DiffDecoder {
     /// What no stream has. The decoder stays where it is.
     pub fn take<'a>(&mut self, bytes: &'a [u8]) -> Result<Option<DiffItem<'a>>, DecodeError> {
         match self.expected {
-            Expected::Header => {
+            ExpectedPiece::Header => {
                 let header = DiffHeader::decode(bytes)?;
                 self.stream = u32_at(bytes, 8);
                 self.bytes = header.to.bytes;
-                self.whole(bytes.len(), 0, Expected::Record);
+                self.whole(bytes.len(), 0, ExpectedPiece::Record);
                 Ok(Some(DiffItem::Header(Box::new(header))))
             }
-            Expected::Record => {
+            ExpectedPiece::Record => {
                 let record = DiffRecord::decode(bytes)?;
                 self.check(&record)?;
                 match record.kind {
                     DiffRecordKind::Data => {
-                        self.expected = Expected::Data(record);
+                        self.expected = ExpectedPiece::Data(record);
                         Ok(None)
                     }
                     DiffRecordKind::Zeroes => {
                         self.number += 1;
-                        self.whole(bytes.len(), record.offset + record.length, Expected::Record);
+                        self.whole(bytes.len(), record.offset + record.length, ExpectedPiece::Record);
                         Ok(Some(DiffItem::Zeroes { offset: record.offset, length: record.length }))
                     }
                     DiffRecordKind::End => {
-                        self.whole(bytes.len(), self.end, Expected::Nothing);
+                        self.whole(bytes.len(), self.end, ExpectedPiece::Nothing);
                         Ok(Some(DiffItem::End))
                     }
                 }
             }
-            Expected::Data(record) => {
+            ExpectedPiece::Data(record) => {
                 if bytes.len() as u64 != record.length || crc32c(bytes) != record.data_crc32c {
                     let reason = "the checksum is wrong";
                     return Err(DecodeError::Text { what: "the data of a record of the diff", reason });
                 }
                 self.number += 1;
                 let end = record.offset + record.length;
-                self.whole(DiffRecord::SIZE + bytes.len(), end, Expected::Record);
+                self.whole(DiffRecord::SIZE + bytes.len(), end, ExpectedPiece::Record);
                 Ok(Some(DiffItem::Data { offset: record.offset, data: bytes }))
             }
-            Expected::Nothing => {
+            ExpectedPiece::Nothing => {
                 let reason = "something follows its end";
                 Err(DecodeError::Text { what: "the diff", reason })
             }
         }
     }
 
-    fn whole(&mut self, bytes: usize, end: u64, expected: Expected) {
+    fn whole(&mut self, bytes: usize, end: u64, expected: ExpectedPiece) {
         self.whole_bytes += bytes as u64;
         self.end = end;
         self.expected = expected;

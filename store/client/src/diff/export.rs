@@ -15,9 +15,9 @@ use reactor::Core;
 use wire_store::{BlockBitmap, DiffEncoder, DiffHeader, DiffSnapshot, OBJECT_BYTES};
 
 use super::DiffError;
-use super::plan::{BlockSearch, Chain, ChangedVolume, DiffPart, changed_volumes, checksum_of};
+use super::plan::{BlockSearch, ChangedVolume, DiffPart, SnapshotChain, changed_volumes, checksum_of};
 use super::stream::FileThread;
-use super::turns::{Turns, Waiting};
+use super::turns::{LaneTurns, LaneWait};
 use crate::attach::AttachState;
 use crate::copy::nonzero_runs;
 use crate::lanes::{LANES, Lane, run_lanes};
@@ -62,8 +62,8 @@ pub struct DiffExport {
     pool: String,
     image: String,
     header: DiffHeader,
-    to: Chain,
-    from: Chain,
+    to: SnapshotChain,
+    from: SnapshotChain,
 }
 
 impl DiffExport {
@@ -118,17 +118,17 @@ impl DiffExport {
     ) -> Result<(ExportedDiff, W), DiffError> {
         let watch = PoolWatch::start(&self.cluster, &self.pool)?;
         let pool = watch.view().0.pool.clone();
-        // Snapshots are only read, beside whoever writes the image.
+        // Snapshots are only read, beside a client that writes the image.
         let reads = Arc::new(AttachState::new(0, pool.first_group..pool.first_group + pool.groups));
         let changed = changed_volumes(&self.to, &self.from);
         let objects = self.list_objects(core, &watch, &reads, &changed, position.offset).await?;
         let count = objects.len() as u64;
         let head = self.to.first().map_or(0, |volume| volume.volume);
-        let mut records = Records::new(&self.header, position);
+        let mut records = DiffRecords::new(&self.header, position);
         if position.stream_bytes == 0 {
             records.put(&self.header.encode());
         }
-        let exporting = Exporting {
+        let exporting = ExportingDiff {
             export: self,
             core: core.clone(),
             io: VolumeIo::new(core, watch, reads, head),
@@ -137,9 +137,9 @@ impl DiffExport {
             objects: RefCell::new(objects),
             planned: RefCell::default(),
             planners: Cell::new(LANES),
-            waiting: Waiting::default(),
-            plans: Turns::default(),
-            reads: Turns::default(),
+            waiting: LaneWait::default(),
+            plans: LaneTurns::default(),
+            reads: LaneTurns::default(),
             records: RefCell::new(records),
             done: Cell::new(0),
             file: FileThread::new(Some(stream)).map_err(DiffError::Stream)?,
@@ -205,7 +205,7 @@ impl DiffExport {
 }
 
 /// The volumes of a snapshot. Nothing is seen behind the size that the image had then.
-fn chain_of(found: &FoundImage) -> Chain {
+fn chain_of(found: &FoundImage) -> SnapshotChain {
     let bytes = found.bytes();
     let own = ParentVolume { volume: found.head(), bytes };
     let parents = found.parents.iter().map(|it| ParentVolume { bytes: it.bytes.min(bytes), ..*it });
@@ -221,7 +221,7 @@ struct PlannedPart {
 }
 
 /// What the lanes share.
-struct Exporting<'a, W> {
+struct ExportingDiff<'a, W> {
     export: &'a DiffExport,
     core: Core,
     io: VolumeIo,
@@ -231,16 +231,16 @@ struct Exporting<'a, W> {
     planned: RefCell<VecDeque<PlannedPart>>,
     /// Lanes that look up parts.
     planners: Cell<usize>,
-    waiting: Waiting,
-    plans: Turns,
-    reads: Turns,
-    records: RefCell<Records>,
+    waiting: LaneWait,
+    plans: LaneTurns,
+    reads: LaneTurns,
+    records: RefCell<DiffRecords>,
     /// Objects that are in the stream.
     done: Cell<u64>,
     file: FileThread<Option<W>>,
 }
 
-impl<W: Write + Send + 'static> Exporting<'_, W> {
+impl<W: Write + Send + 'static> ExportingDiff<'_, W> {
     /// Looks up the parts of one object after the other.
     async fn plan_objects(&self) -> Result<(), DiffError> {
         loop {
@@ -351,7 +351,7 @@ impl<W: Write + Send + 'static> Exporting<'_, W> {
 }
 
 /// Records on their way to the stream.
-struct Records {
+struct DiffRecords {
     encoder: DiffEncoder,
     /// Of everything: what is zero in a new image is not recorded.
     skips_zeroes: bool,
@@ -361,9 +361,9 @@ struct Records {
     exported: ExportedDiff,
 }
 
-impl Records {
-    fn new(header: &DiffHeader, position: DiffPosition) -> Records {
-        Records {
+impl DiffRecords {
+    fn new(header: &DiffHeader, position: DiffPosition) -> DiffRecords {
+        DiffRecords {
             encoder: DiffEncoder::new(header, position.records),
             skips_zeroes: header.from.is_none(),
             zeroes: 0..0,
@@ -427,7 +427,7 @@ mod tests {
     use wire_store::{BLOCK_BYTES, DiffRecord};
 
     use super::*;
-    use crate::diff::stream::{DiffReader, Piece};
+    use crate::diff::stream::{DiffPiece, DiffReader};
 
     fn header(from: bool) -> DiffHeader {
         let snapshot = |name: &str| DiffSnapshot { id: [1; 16], bytes: 8 << 20, name: name.to_string() };
@@ -442,7 +442,7 @@ mod tests {
         }
     }
 
-    fn pieces(mut records: Records) -> Vec<String> {
+    fn pieces(mut records: DiffRecords) -> Vec<String> {
         records.end();
         let stream_bytes = records.exported.stream_bytes;
         assert_eq!(stream_bytes, records.bytes.len() as u64);
@@ -450,10 +450,10 @@ mod tests {
         let mut pieces = Vec::new();
         loop {
             match reader.next().unwrap() {
-                Piece::Header(_) => {}
-                Piece::Data { offset, data } => pieces.push(format!("{offset}+{}", data.len())),
-                Piece::Zeroes { offset, length } => pieces.push(format!("{offset}-{length}")),
-                Piece::End => return pieces,
+                DiffPiece::Header(_) => {}
+                DiffPiece::Data { offset, data } => pieces.push(format!("{offset}+{}", data.len())),
+                DiffPiece::Zeroes { offset, length } => pieces.push(format!("{offset}-{length}")),
+                DiffPiece::End => return pieces,
             }
         }
     }
@@ -463,7 +463,7 @@ mod tests {
         let block = BLOCK_BYTES as u64;
         let fill = |has_from: bool| {
             let header = header(has_from);
-            let mut records = Records::new(&header, DiffPosition::default());
+            let mut records = DiffRecords::new(&header, DiffPosition::default());
             records.put(&header.encode());
             let mut data = vec![0; 4 * BLOCK_BYTES];
             data[BLOCK_BYTES] = 1;

@@ -22,8 +22,8 @@ use uuid::Uuid;
 use wire_store::{DiffHeader, DiffSnapshot, OBJECT_BYTES};
 
 use super::DiffError;
-use super::stream::{DiffReader, FileThread, Piece};
-use super::turns::Waiting;
+use super::stream::{DiffPiece, DiffReader, FileThread};
+use super::turns::LaneWait;
 use crate::copy::ImageName;
 use crate::lanes::{LANES, Lane, run_lanes};
 use crate::layers::FoundImage;
@@ -76,22 +76,22 @@ pub async fn import_diff<R: Read + Send + 'static>(
     check_plain_name(to.name)?;
     let file = FileThread::new(DiffReader::new(stream))?;
     let header = match file.run(DiffReader::next).await?? {
-        Piece::Header(header) => *header,
+        DiffPiece::Header(header) => *header,
         _ => return Err(DiffError::Truncated { at: 0 }),
     };
     check_size(header.to.bytes)?;
     check_snapshot_name(&header.to.name)?;
     let target = match &header.from {
-        Some(from) => Target::of_image(core, to, &header, from, options).await?,
-        None => Target::new_image(core, to, &header).await?,
+        Some(from) => ImportTarget::of_image(core, to, &header, from, options).await?,
+        None => ImportTarget::new_image(core, to, &header).await?,
     };
-    let started = Begun::new(to, &header, target)?;
+    let started = StartedImport::new(to, &header, target)?;
     let imported = async {
         let applied = started.apply(core, &file, &mut progress).await?;
         started.finish()?;
         Ok(applied)
     };
-    let imported: Result<Applied, DiffError> = imported.await;
+    let imported: Result<AppliedBytes, DiffError> = imported.await;
     started.image.detach();
     let applied = imported.map_err(|source| started.unfinished(source))?;
     Ok(ImportedDiff {
@@ -143,11 +143,11 @@ fn unfinished_name(name: &str) -> String {
 
 /// Whether a stream fits an image, by its record.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum HeadState {
+enum ImportState {
     /// Its head is to have no objects.
     AtSnapshot,
     /// It has a part of this stream.
-    Begun,
+    Started,
     /// It was changed since its newest snapshot.
     Changed,
     /// It has a part of the stream that leads to this snapshot.
@@ -177,24 +177,24 @@ fn base_of<'a>(
     Ok(newest)
 }
 
-fn state_of(entry: &ImageEntry, newest: &ImageSnapshot, header: &DiffHeader) -> HeadState {
+fn state_of(entry: &ImageEntry, newest: &ImageSnapshot, header: &DiffHeader) -> ImportState {
     let at_snapshot = Some(ParentVolume { volume: newest.volume, bytes: newest.bytes });
     match &entry.layers.import {
-        Some(mark) if is_of(mark, header) => HeadState::Begun,
-        Some(mark) => HeadState::OtherImport(mark.name.clone()),
-        None if entry.layers.parent == at_snapshot && entry.bytes == newest.bytes => HeadState::AtSnapshot,
-        None => HeadState::Changed,
+        Some(mark) if is_of(mark, header) => ImportState::Started,
+        Some(mark) => ImportState::OtherImport(mark.name.clone()),
+        None if entry.layers.parent == at_snapshot && entry.bytes == newest.bytes => ImportState::AtSnapshot,
+        None => ImportState::Changed,
     }
 }
 
 /// An image that a stream is applied to: attached, with the mark of the stream in its record.
-struct Target {
+struct ImportTarget {
     held: Emptied,
     map_name: String,
     entry: ImageEntry,
 }
 
-impl Target {
+impl ImportTarget {
     /// An image with the snapshot that the stream begins at.
     async fn of_image(
         core: &Core,
@@ -202,7 +202,7 @@ impl Target {
         header: &DiffHeader,
         from: &DiffSnapshot,
         options: ImportOptions,
-    ) -> Result<Target, DiffError> {
+    ) -> Result<ImportTarget, DiffError> {
         let ImageName { cluster, pool, name } = to;
         let find = || match cluster.image(pool, name) {
             Err(ClientError::NoImage { pool, image }) => {
@@ -222,7 +222,7 @@ impl Target {
         let (pool_name, image) = (pool.to_string(), name.to_string());
         let refused = match (checked, &state) {
             (Err(error), _) => Some(error),
-            (Ok(()), HeadState::AtSnapshot | HeadState::Begun) => None,
+            (Ok(()), ImportState::AtSnapshot | ImportState::Started) => None,
             (Ok(()), _) if options.discard_changes => {
                 held.detach();
                 rollback_image(core, cluster, (pool, name), &newest.name, false).await?;
@@ -231,13 +231,13 @@ impl Target {
                 state = state_of(&entry, &newest, header);
                 check_head(core, &held, &entry, &mut state).await.err().or_else(|| {
                     let changed = ClientError::Changed { pool: pool_name, image };
-                    (state != HeadState::AtSnapshot).then_some(changed.into())
+                    (state != ImportState::AtSnapshot).then_some(changed.into())
                 })
             }
-            (Ok(()), HeadState::OtherImport(other)) => {
+            (Ok(()), ImportState::OtherImport(other)) => {
                 Some(DiffError::OtherImport { pool: pool_name, image, other: other.clone() })
             }
-            (Ok(()), HeadState::Changed) => {
+            (Ok(()), ImportState::Changed) => {
                 Some(DiffError::HeadChanged { pool: pool_name, image, newest: newest.name.clone() })
             }
         };
@@ -246,11 +246,11 @@ impl Target {
             return Err(error);
         }
         let entry = match state {
-            HeadState::Begun => Ok(entry),
+            ImportState::Started => Ok(entry),
             _ => begin(cluster, pool, name, &entry, header),
         };
         match entry {
-            Ok(entry) => Ok(Target { held, map_name: name.to_string(), entry }),
+            Ok(entry) => Ok(ImportTarget { held, map_name: name.to_string(), entry }),
             Err(error) => {
                 held.detach();
                 Err(error)
@@ -260,7 +260,11 @@ impl Target {
 
     /// An image that is made for the stream, or was by an import of it that was interrupted. It is in the
     /// trash, where nothing keeps it.
-    async fn new_image(core: &Core, to: ImageName<'_>, header: &DiffHeader) -> Result<Target, DiffError> {
+    async fn new_image(
+        core: &Core,
+        to: ImageName<'_>,
+        header: &DiffHeader,
+    ) -> Result<ImportTarget, DiffError> {
         let ImageName { cluster, pool, name } = to;
         let images = cluster.map().images()?;
         // Between two names it has the one that it is to have.
@@ -272,8 +276,7 @@ impl Target {
         }
         for entry in trash(cluster)?.into_iter().filter(|it| it.pool == pool && is_unfinished(&it.image)) {
             if entry.image.layers.import.as_ref().is_some_and(|mark| is_of(mark, header)) {
-                let held = Emptied::new(cluster, pool, &entry.map_name, &entry.image, false)?;
-                return Ok(Target { held, map_name: entry.map_name, entry: entry.image });
+                return ImportTarget::attached(core, to, entry.map_name, entry.image).await;
             }
             purge_image(core, cluster, &entry, |_, _| {}).await?;
         }
@@ -283,8 +286,20 @@ impl Target {
         entry.trashed = Some(TrashedImage { name: unfinished_name(name), until: now_s() });
         entry.layers.import = Some(mark_of(header));
         change(cluster, pool, &map_name, &image, &entry)?;
-        let held = Emptied::new(cluster, pool, &map_name, &entry, false)?;
-        Ok(Target { held, map_name, entry })
+        ImportTarget::attached(core, to, map_name, entry).await
+    }
+
+    /// An image with the mark of the stream, of which all groups refuse what others have in flight.
+    async fn attached(
+        core: &Core,
+        to: ImageName<'_>,
+        map_name: String,
+        entry: ImageEntry,
+    ) -> Result<ImportTarget, DiffError> {
+        let held = Emptied::new(to.cluster, to.pool, &map_name, &entry, false)?;
+        let fenced = held.fence(core, entry.volume).await;
+        fenced.inspect_err(|_| held.detach())?;
+        Ok(ImportTarget { held, map_name, entry })
     }
 }
 
@@ -294,15 +309,15 @@ async fn check_head(
     core: &Core,
     held: &Emptied,
     entry: &ImageEntry,
-    state: &mut HeadState,
+    state: &mut ImportState,
 ) -> Result<(), DiffError> {
     held.fence(core, entry.volume).await?;
-    if *state == HeadState::AtSnapshot {
+    if *state == ImportState::AtSnapshot {
         let kind = SweepKind::Indices { end: entry.bytes.div_ceil(OBJECT_BYTES as u64) };
         let attach = held.attachment.state.clone();
         let swept = sweep(core, held.watch.clone(), entry.volume, attach, kind, |_, _| {}).await;
         if !swept.map_err(ReclaimError::of_list)?.indices.is_empty() {
-            *state = HeadState::Changed;
+            *state = ImportState::Changed;
         }
     }
     Ok(())
@@ -324,7 +339,7 @@ fn begin(
 }
 
 /// An import that was begun.
-struct Begun<'a> {
+struct StartedImport<'a> {
     to: ImageName<'a>,
     header: &'a DiffHeader,
     map_name: String,
@@ -334,16 +349,20 @@ struct Begun<'a> {
     resumed_at: u64,
 }
 
-impl<'a> Begun<'a> {
-    fn new(to: ImageName<'a>, header: &'a DiffHeader, target: Target) -> Result<Begun<'a>, DiffError> {
-        let Target { held, map_name, entry } = target;
+impl<'a> StartedImport<'a> {
+    fn new(
+        to: ImageName<'a>,
+        header: &'a DiffHeader,
+        target: ImportTarget,
+    ) -> Result<StartedImport<'a>, DiffError> {
+        let ImportTarget { held, map_name, entry } = target;
         let images = to.cluster.map().images();
         let parents = images.and_then(|images| parents_of(&images, to.pool, entry.layers.parent));
         let parents = parents.inspect_err(|_| held.detach())?;
         let found = FoundImage { entry: entry.clone(), image: map_name.clone(), snapshot: None, parents };
         let image = Arc::new(ClusterImage::of_attached(to.pool, &found, held));
         let resumed_at = entry.layers.import.as_ref().map_or(0, |mark| mark.done);
-        Ok(Begun { to, header, map_name, entry: RefCell::new(entry), image, resumed_at })
+        Ok(StartedImport { to, header, map_name, entry: RefCell::new(entry), image, resumed_at })
     }
 
     /// Writes the stream to the image. What was taken before an error is written, and the record says so.
@@ -352,12 +371,12 @@ impl<'a> Begun<'a> {
         core: &Core,
         file: &FileThread<DiffReader<R>>,
         progress: &mut impl FnMut(u64, u64),
-    ) -> Result<Applied, DiffError> {
+    ) -> Result<AppliedBytes, DiffError> {
         let registry = Registry::new();
         registry.register("to", None, &[], self.image.clone())?;
         // It is open for as long as there is I/O.
         let descriptor = registry.open("to", Access::ReadWrite)?;
-        let applying = Applying {
+        let applying = ApplyingDiff {
             begun: self,
             core: core.clone(),
             channel: AsyncChannel::new(core, descriptor.channel(core)?),
@@ -366,7 +385,7 @@ impl<'a> Begun<'a> {
             read_to: Cell::new(0),
             is_read: Cell::new(false),
             failed: RefCell::new(None),
-            waiting: Waiting::default(),
+            waiting: LaneWait::default(),
             applied: Cell::default(),
             saved: Cell::new(Instant::now()),
         };
@@ -440,13 +459,13 @@ impl<'a> Begun<'a> {
 
 /// What was written.
 #[derive(Clone, Copy, Default)]
-struct Applied {
+struct AppliedBytes {
     written_bytes: u64,
     zeroed_bytes: u64,
 }
 
 /// A piece of the stream that is to be written.
-struct Waiter {
+struct WaitingPiece {
     offset: u64,
     length: u64,
     /// `None` for zeroes.
@@ -454,11 +473,11 @@ struct Waiter {
 }
 
 /// What the lanes share.
-struct Applying<'a> {
-    begun: &'a Begun<'a>,
+struct ApplyingDiff<'a> {
+    begun: &'a StartedImport<'a>,
     core: Core,
     channel: AsyncChannel,
-    pieces: RefCell<VecDeque<Waiter>>,
+    pieces: RefCell<VecDeque<WaitingPiece>>,
     /// Where the pieces are that were read and are not written.
     unwritten: RefCell<BTreeSet<u64>>,
     /// Where the last piece ends that was read.
@@ -466,12 +485,12 @@ struct Applying<'a> {
     is_read: Cell<bool>,
     /// What is wrong with the stream.
     failed: RefCell<Option<DiffError>>,
-    waiting: Waiting,
-    applied: Cell<Applied>,
+    waiting: LaneWait,
+    applied: Cell<AppliedBytes>,
     saved: Cell<Instant>,
 }
 
-impl Applying<'_> {
+impl ApplyingDiff<'_> {
     /// What the stream has before this offset is written.
     fn written_to(&self) -> u64 {
         self.unwritten.borrow().first().copied().unwrap_or(self.read_to.get())
@@ -495,12 +514,12 @@ impl Applying<'_> {
     ) -> Result<(), DiffError> {
         loop {
             let piece = match file.run(DiffReader::next).await?? {
-                Piece::Data { offset, data } => {
-                    Waiter { offset, length: data.len() as u64, data: Some(data) }
+                DiffPiece::Data { offset, data } => {
+                    WaitingPiece { offset, length: data.len() as u64, data: Some(data) }
                 }
-                Piece::Zeroes { offset, length } => Waiter { offset, length, data: None },
-                Piece::Header(_) => continue,
-                Piece::End => return Ok(()),
+                DiffPiece::Zeroes { offset, length } => WaitingPiece { offset, length, data: None },
+                DiffPiece::Header(_) => continue,
+                DiffPiece::End => return Ok(()),
             };
             let (offset, end) = (piece.offset, piece.offset + piece.length);
             if end > self.begun.resumed_at {
@@ -528,7 +547,7 @@ impl Applying<'_> {
         }
     }
 
-    async fn write(&self, Waiter { offset, length, data }: Waiter) -> Result<(), DiffError> {
+    async fn write(&self, WaitingPiece { offset, length, data }: WaitingPiece) -> Result<(), DiffError> {
         let block = u64::from(IMAGE_BLOCK_BYTES);
         match data {
             Some(data) => {
@@ -554,9 +573,9 @@ impl Applying<'_> {
     }
 
     fn count(&self, written: u64, zeroed: u64) {
-        let Applied { written_bytes, zeroed_bytes } = self.applied.get();
+        let AppliedBytes { written_bytes, zeroed_bytes } = self.applied.get();
         let (written_bytes, zeroed_bytes) = (written_bytes + written, zeroed_bytes + zeroed);
-        self.applied.set(Applied { written_bytes, zeroed_bytes });
+        self.applied.set(AppliedBytes { written_bytes, zeroed_bytes });
     }
 }
 
@@ -611,19 +630,19 @@ mod tests {
         let stream = header(Some((1, 4096, "a")), (2, 8192, "b"));
         let state = |image: &ImageEntry| state_of(image, &image.layers.snapshots[0], &stream);
         let clean = image();
-        assert_eq!(state(&clean), HeadState::AtSnapshot);
-        assert_eq!(state(&ImageEntry { bytes: 8192, ..clean.clone() }), HeadState::Changed);
+        assert_eq!(state(&clean), ImportState::AtSnapshot);
+        assert_eq!(state(&ImageEntry { bytes: 8192, ..clean.clone() }), ImportState::Changed);
         // Its end was cut off, and is back.
         let cut = ImageEntry { bytes: 4096, ..clean.cut_to(512) };
-        assert_eq!(state(&cut), HeadState::Changed);
+        assert_eq!(state(&cut), ImportState::Changed);
         let mut begun = clean.clone();
         begun.layers.import = Some(UnfinishedImport { done: 7, ..mark_of(&stream) });
-        assert_eq!(state(&begun), HeadState::Begun);
+        assert_eq!(state(&begun), ImportState::Started);
         let other = header(Some((1, 4096, "a")), (3, 8192, "c"));
         begun.layers.import = Some(mark_of(&other));
-        assert_eq!(state(&begun), HeadState::OtherImport("c".to_string()));
+        assert_eq!(state(&begun), ImportState::OtherImport("c".to_string()));
         // Back at the snapshot it has no part of a stream.
         let back = begun.rolled_back(&begun.layers.snapshots[0], 8);
-        assert_eq!(state(&back), HeadState::AtSnapshot);
+        assert_eq!(state(&back), ImportState::AtSnapshot);
     }
 }

@@ -13,7 +13,7 @@ use wire_store::{BLOCK_BYTES, BlockBitmap, OBJECT_BYTES};
 use crate::layers::limit_in;
 
 /// The volumes of a snapshot, its own first, each with the byte from which on it is not seen.
-pub(super) type Chain = Vec<ParentVolume>;
+pub(super) type SnapshotChain = Vec<ParentVolume>;
 
 /// A volume that two chains do not have in common, in a range of bytes of the image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,8 +41,9 @@ impl ChangedVolume {
 }
 
 /// What two chains do not have in common.
-pub(super) fn changed_volumes(to: &Chain, from: &Chain) -> Vec<ChangedVolume> {
-    let limit = |chain: &Chain, volume| chain.iter().find(|it| it.volume == volume).map(|it| it.bytes);
+pub(super) fn changed_volumes(to: &SnapshotChain, from: &SnapshotChain) -> Vec<ChangedVolume> {
+    let limit =
+        |chain: &SnapshotChain, volume| chain.iter().find(|it| it.volume == volume).map(|it| it.bytes);
     let mut changed = Vec::new();
     for it in to {
         let (first, end) = match limit(from, it.volume) {
@@ -58,7 +59,7 @@ pub(super) fn changed_volumes(to: &Chain, from: &Chain) -> Vec<ChangedVolume> {
 }
 
 /// A checksum of two chains.
-pub(super) fn checksum_of(to: &Chain, from: &Chain) -> u64 {
+pub(super) fn checksum_of(to: &SnapshotChain, from: &SnapshotChain) -> u64 {
     let mut checksum = Crc64::new();
     for chain in [to, from] {
         checksum.update(&(chain.len() as u64).to_le_bytes());
@@ -147,7 +148,7 @@ mod tests {
 
     const BLOCK: u32 = BLOCK_BYTES as u32;
 
-    fn chain(volumes: &[(u64, u64)]) -> Chain {
+    fn chain(volumes: &[(u64, u64)]) -> SnapshotChain {
         volumes.iter().map(|(volume, bytes)| ParentVolume { volume: *volume, bytes: *bytes }).collect()
     }
 

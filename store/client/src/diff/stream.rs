@@ -16,16 +16,16 @@ const JOBS_MAX: usize = 2;
 type Job<T> = Box<dyn FnOnce(&mut T) + Send>;
 
 /// What a job has returned, and who waits for that.
-struct Answer<R> {
+struct JobAnswer<R> {
     result: Option<R>,
     waker: Option<Waker>,
     is_gone: bool,
 }
 
 /// Wakes who waits for a job that did not return.
-struct AnswerGuard<R>(Arc<Mutex<Answer<R>>>);
+struct JobAnswerGuard<R>(Arc<Mutex<JobAnswer<R>>>);
 
-impl<R> AnswerGuard<R> {
+impl<R> JobAnswerGuard<R> {
     fn put(&self, result: Option<R>) {
         let mut answer = sync::lock(&self.0);
         answer.is_gone = result.is_none() && answer.result.is_none();
@@ -38,7 +38,7 @@ impl<R> AnswerGuard<R> {
     }
 }
 
-impl<R> Drop for AnswerGuard<R> {
+impl<R> Drop for JobAnswerGuard<R> {
     fn drop(&mut self) {
         self.put(None);
     }
@@ -61,8 +61,8 @@ impl<T: Send + 'static> FileThread<T> {
         &self,
         job: impl FnOnce(&mut T) -> R + Send + 'static,
     ) -> io::Result<R> {
-        let answer = Arc::new(Mutex::new(Answer { result: None, waker: None, is_gone: false }));
-        let guard = AnswerGuard(answer.clone());
+        let answer = Arc::new(Mutex::new(JobAnswer { result: None, waker: None, is_gone: false }));
+        let guard = JobAnswerGuard(answer.clone());
         let job: Job<T> = Box::new(move |file| {
             let result = job(file);
             guard.put(Some(result));
@@ -86,7 +86,7 @@ impl<T: Send + 'static> FileThread<T> {
 
 /// What a stream has next.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Piece {
+pub(super) enum DiffPiece {
     Header(Box<DiffHeader>),
     Data { offset: u64, data: Vec<u8> },
     Zeroes { offset: u64, length: u64 },
@@ -105,7 +105,7 @@ impl<R: Read> DiffReader<R> {
     }
 
     /// The next piece. Nothing may follow the last one.
-    pub(super) fn next(&mut self) -> Result<Piece, DiffError> {
+    pub(super) fn next(&mut self) -> Result<DiffPiece, DiffError> {
         loop {
             let at = self.decoder.whole_bytes();
             let mut bytes = vec![0; self.decoder.needs()];
@@ -116,15 +116,15 @@ impl<R: Read> DiffReader<R> {
             let damaged = |source| DiffError::Damaged { at, source };
             match self.decoder.take(&bytes).map_err(damaged)? {
                 None => {}
-                Some(DiffItem::Header(header)) => return Ok(Piece::Header(header)),
-                Some(DiffItem::Zeroes { offset, length }) => return Ok(Piece::Zeroes { offset, length }),
-                Some(DiffItem::Data { offset, .. }) => return Ok(Piece::Data { offset, data: bytes }),
+                Some(DiffItem::Header(header)) => return Ok(DiffPiece::Header(header)),
+                Some(DiffItem::Zeroes { offset, length }) => return Ok(DiffPiece::Zeroes { offset, length }),
+                Some(DiffItem::Data { offset, .. }) => return Ok(DiffPiece::Data { offset, data: bytes }),
                 Some(DiffItem::End) => break,
             }
         }
         let at = self.decoder.whole_bytes();
         match self.file.read(&mut [0])? {
-            0 => Ok(Piece::End),
+            0 => Ok(DiffPiece::End),
             _ => match self.decoder.take(&[]) {
                 Err(source) => Err(DiffError::Damaged { at, source }),
                 Ok(_) => Err(DiffError::Truncated { at }),
@@ -149,7 +149,7 @@ pub struct StartedDiff {
 pub fn read_started(file: impl Read) -> Result<Option<StartedDiff>, DiffError> {
     let mut reader = DiffReader::new(file);
     let header = match reader.next() {
-        Ok(Piece::Header(header)) => *header,
+        Ok(DiffPiece::Header(header)) => *header,
         Err(error @ DiffError::Stream(_)) => return Err(error),
         _ => return Ok(None),
     };
@@ -160,10 +160,12 @@ pub fn read_started(file: impl Read) -> Result<Option<StartedDiff>, DiffError> {
             offset: reader.decoder.end_offset(),
         };
         match reader.next() {
-            Ok(Piece::Data { .. } | Piece::Zeroes { .. }) => {}
+            Ok(DiffPiece::Data { .. } | DiffPiece::Zeroes { .. }) => {}
             Err(error @ DiffError::Stream(_)) => return Err(error),
             // What a crash has left behind the last whole record is written again.
-            Ok(Piece::Header(_) | Piece::End) | Err(_) => return Ok(Some(StartedDiff { header, position })),
+            Ok(DiffPiece::Header(_) | DiffPiece::End) | Err(_) => {
+                return Ok(Some(StartedDiff { header, position }));
+            }
         }
     }
 }

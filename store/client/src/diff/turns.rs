@@ -5,9 +5,9 @@ use std::task::{Poll, Waker};
 
 /// Lanes that wait until something is so. Whoever changes what they wait for [notifies](Self::notify) them.
 #[derive(Default)]
-pub(super) struct Waiting(RefCell<Vec<Waker>>);
+pub(super) struct LaneWait(RefCell<Vec<Waker>>);
 
-impl Waiting {
+impl LaneWait {
     /// Waits until something is so.
     pub(super) async fn until(&self, is_so: impl Fn() -> bool) {
         std::future::poll_fn(|context| {
@@ -31,12 +31,12 @@ impl Waiting {
 
 /// Numbers of what is done by several lanes at a time, and ends in its order.
 #[derive(Default)]
-pub(super) struct Turns {
+pub(super) struct LaneTurns {
     begun: Cell<u64>,
     ended: Cell<u64>,
 }
 
-impl Turns {
+impl LaneTurns {
     /// The number of the next one.
     pub(super) fn begin(&self) -> u64 {
         self.begun.replace(self.begun.get() + 1)

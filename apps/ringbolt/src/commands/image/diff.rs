@@ -67,14 +67,14 @@ pub(crate) struct ImportDiffArgs {
 }
 
 /// Says how far it is, while that takes.
-struct Progress {
+struct DiffProgress {
     what: String,
     said: Cell<Instant>,
 }
 
-impl Progress {
-    fn new(what: String) -> Progress {
-        Progress { what, said: Cell::new(Instant::now()) }
+impl DiffProgress {
+    fn new(what: String) -> DiffProgress {
+        DiffProgress { what, said: Cell::new(Instant::now()) }
     }
 
     fn is_due(&self) -> bool {
@@ -154,7 +154,7 @@ fn write(
     position: DiffPosition,
     name: String,
 ) -> Result<Result<ExportedDiff, DiffError>, CommandError> {
-    let progress = Progress::new(name);
+    let progress = DiffProgress::new(name);
     run(move |core| async move {
         let progress = |done: u64, objects: u64| {
             if progress.is_due() {
@@ -262,7 +262,7 @@ pub(super) fn import(options: ImportDiffArgs) -> Result<(), CommandError> {
         File::open(&file).map_err(at(&file))?
     };
     let stream = BufReader::with_capacity(READ_BYTES, stream);
-    let progress = Progress::new(format!("{pool}/{name}"));
+    let progress = DiffProgress::new(format!("{pool}/{name}"));
     let image = format!("store:{pool}/{name}");
     let imported = run(move |core| async move {
         let progress = |offset: u64, bytes: u64| {
