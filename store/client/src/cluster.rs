@@ -167,6 +167,18 @@ pub enum ClientError {
     Size(u64),
 }
 
+/// Refuses to use an image of which a part was imported.
+pub(crate) fn check_whole(pool: &str, name: &str, image: &ImageEntry) -> Result<(), ClientError> {
+    match &image.layers.import {
+        None => Ok(()),
+        Some(import) => Err(ClientError::Importing {
+            pool: pool.to_string(),
+            image: name.to_string(),
+            to: import.name.clone(),
+        }),
+    }
+}
+
 /// A cluster: its map, which is in its directory or in etcd, and its key or that of a client.
 #[derive(Clone)]
 pub struct Cluster {

@@ -21,9 +21,9 @@ use wire_store::DecodeError;
 use crate::ClientError;
 use crate::reclaim::ReclaimError;
 
-pub use export::{DiffExport, DiffPosition, ExportedDiff};
+pub use export::{DiffExport, ExportedDiff};
 pub use import::{ImportOptions, ImportedDiff, import_diff};
-pub use stream::{StartedDiff, read_started};
+pub use stream::{DiffPosition, StartedDiff, read_started};
 
 /// Why a diff is not exported or imported.
 #[derive(Debug, thiserror::Error)]

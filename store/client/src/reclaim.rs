@@ -14,8 +14,8 @@ use wire_store::{BLOCK_BYTES, BLOCKS_PER_EXTENT, OBJECT_BYTES};
 
 use crate::attach::{AttachOptions, AttachState, Attachment};
 use crate::channel::ImageChannel;
+use crate::cluster::check_whole;
 use crate::placement::Placement;
-use crate::snapshots::check_whole;
 use crate::sweep::{Sweep, SweepKind};
 use crate::watch::PoolWatch;
 use crate::{ClientError, Cluster};

@@ -14,6 +14,7 @@ use cluster_map::{
 use reactor::Core;
 use uuid::Uuid;
 
+use crate::cluster::check_whole;
 use crate::layers::pull;
 use crate::reclaim::{Emptied, ReclaimError, empty_dropped};
 use crate::trash::{TRASH, TrashEntry, restore_image};
@@ -65,18 +66,6 @@ fn find(cluster: &Cluster, pool: &str, image: &str, snapshot: &str) -> Result<Kn
         snapshot: snapshot.to_string(),
     })?;
     Ok(KnownSnapshot { images: cluster.map().images()?, image: entry, snapshot: found })
-}
-
-/// Refuses to use an image of which a part was imported.
-pub(crate) fn check_whole(pool: &str, name: &str, image: &ImageEntry) -> Result<(), ClientError> {
-    match &image.layers.import {
-        None => Ok(()),
-        Some(import) => Err(ClientError::Importing {
-            pool: pool.to_string(),
-            image: name.to_string(),
-            to: import.name.clone(),
-        }),
-    }
 }
 
 /// Refuses a snapshot that cannot be made.

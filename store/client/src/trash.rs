@@ -6,8 +6,8 @@
 use cluster_map::{ImageEntry, MapError, TrashedImage};
 use reactor::Core;
 
+use crate::cluster::check_whole;
 use crate::reclaim::{Emptied, ReclaimError, check_no_snapshots, empty};
-use crate::snapshots::check_whole;
 use crate::{ClientError, Cluster};
 
 /// An image in the trash, with its pool and the name that it has there.

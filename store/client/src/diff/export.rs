@@ -16,7 +16,7 @@ use wire_store::{BlockBitmap, DiffEncoder, DiffHeader, DiffSnapshot, OBJECT_BYTE
 
 use super::DiffError;
 use super::plan::{BlockSearch, ChangedVolume, DiffPart, SnapshotChain, changed_volumes, checksum_of};
-use super::stream::FileThread;
+use super::stream::{DiffPosition, FileThread};
 use super::turns::{LaneTurns, LaneWait};
 use crate::attach::AttachState;
 use crate::copy::nonzero_runs;
@@ -31,17 +31,6 @@ use crate::{ClientError, Cluster};
 const PLANNED_MAX: usize = 4 * LANES;
 /// Records are written to the stream when they have this many bytes.
 const WRITE_BYTES: usize = 256 << 10;
-
-/// Where a stream goes on. The default is its begin.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct DiffPosition {
-    /// Bytes of the stream that are there.
-    pub stream_bytes: u64,
-    /// Records that are there.
-    pub records: u64,
-    /// What the image has before this offset is in the stream, in bytes.
-    pub offset: u64,
-}
 
 /// What an export has done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -8,7 +8,6 @@ use std::task::{Poll, Waker};
 use wire_store::{DiffDecoder, DiffHeader, DiffItem};
 
 use super::DiffError;
-use super::export::DiffPosition;
 
 /// Jobs that wait for a file: each is awaited before the next one.
 const JOBS_MAX: usize = 2;
@@ -131,6 +130,17 @@ impl<R: Read> DiffReader<R> {
             },
         }
     }
+}
+
+/// Where a stream goes on. The default is its begin.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DiffPosition {
+    /// Bytes of the stream that are there.
+    pub stream_bytes: u64,
+    /// Records that are there.
+    pub records: u64,
+    /// What the image has before this offset is in the stream, in bytes.
+    pub offset: u64,
 }
 
 /// An export that was interrupted: the begin of its stream, and where it goes on.

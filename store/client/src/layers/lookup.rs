@@ -4,7 +4,7 @@ use cluster_map::{ImageEntry, ImageSnapshot, Images, ParentVolume, parents_of};
 use uuid::Uuid;
 
 use super::LayerChain;
-use crate::snapshots::check_whole;
+use crate::cluster::check_whole;
 use crate::{ClientError, Cluster};
 
 /// An image or a snapshot, with the volumes that it is made of.
