@@ -90,6 +90,19 @@ pub enum CryptoKeyError {
     /// The file of the secret cannot be used.
     #[error("key_file: {0}")]
     File(KeyError),
+    /// The key is another one than the call expects.
+    #[error(
+        "{source_name} has the key with the check value {found}, and not the one with {wanted}: what was written with that one \
+         cannot be read with it"
+    )]
+    OtherKey {
+        /// Where the secret came from.
+        source_name: String,
+        /// Key check value of the key.
+        found: String,
+        /// The one that was expected.
+        wanted: String,
+    },
 }
 
 impl CryptoKeyError {
@@ -108,6 +121,11 @@ impl CryptoKeyError {
         }
     }
 }
+
+/// Bytes of a key check value.
+const CHECK_VALUE_BYTES: usize = 8;
+/// Tweak of the block that gives it. No data unit of any tweak mode has it.
+const CHECK_VALUE_TWEAK: u128 = u128::MAX;
 
 /// What [`CryptoKey::from_secret`] calls its secret.
 const SECRET: &str = "secret";
@@ -208,6 +226,15 @@ impl CryptoKey {
     /// What stands for each half of the secret: as many asterisks as it has digits.
     pub fn mask(&self) -> String {
         "*".repeat(self.digits)
+    }
+
+    /// The key check value, as of ISO 11568: what 16 bytes of zeroes are encrypted to, of which it has the
+    /// first 8 bytes, as 16 hexadecimal digits. It tells keys from each other, and is no secret. The tweak is
+    /// 2^128 - 1, which no data unit has, so that it is the same in every tweak mode.
+    pub fn check_value(&self) -> String {
+        let mut block = [0; XTS_BLOCK_BYTES];
+        self.xts.encrypt(&mut block, XTS_BLOCK_BYTES, |_| CHECK_VALUE_TWEAK);
+        block[..CHECK_VALUE_BYTES].iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
     /// Whether another key does the same.

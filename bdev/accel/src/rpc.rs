@@ -31,6 +31,8 @@ struct AccelState {
     ioat_scans: BTreeSet<Vec<String>>,
     /// Where the secrets of keys are, by name of the key; one that is missing is in memory alone.
     sources: BTreeMap<String, KeySource>,
+    /// Names of keys whose call has their check value.
+    checked: BTreeSet<String>,
 }
 
 impl AccelModule {

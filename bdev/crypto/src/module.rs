@@ -116,6 +116,7 @@ fn prepare(module: &CryptoModule, params: CryptoCreate) -> Result<PreparedCreate
         key: params.key.as_ref(),
         key2: params.key2.as_ref(),
         source: None,
+        check_value: None,
     })?;
     let key = module.accel.add_key(prepared)?;
     Ok(PreparedCreate { params, key, is_owner: true })

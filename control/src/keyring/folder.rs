@@ -73,12 +73,13 @@ impl Keyring {
         }
     }
 
-    /// Reads a file that [`store`](Self::store) has written, now or in an earlier process.
+    /// Reads a file that [`store`](Self::store) has written, now or in an earlier process, or another one, which
+    /// may have a relative path: it is read once.
     ///
     /// # Errors
-    /// As of [`Key::read`](super::Key::read).
+    /// As of [`Key::read`](super::Key::read), but for [`KeyError::RelativePath`].
     pub fn read_stored(&self, path: &Path) -> Result<Secret, KeyError> {
-        read_file(path)
+        Secret::read(path, KEY_BYTES_MAX).map_err(|error| KeyError::File { path: path.to_path_buf(), error })
     }
 
     /// Removes the file that [`store`](Self::store) gives a key of this name, if it is `path`.

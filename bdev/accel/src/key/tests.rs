@@ -111,3 +111,21 @@ fn blocks_are_whole_units_of_whole_blocks_of_the_cipher() {
     assert_eq!(takes(TweakMode::SimpleLba, sizes), [false, true, false, true, true, true]);
     assert_eq!(takes(TweakMode::Incr512FullLba, sizes), [false, true, false, false, true, false]);
 }
+
+/// The value is from `openssl enc -aes-128-ecb` with the key, before and after it the XOR with the tweak that
+/// the same with the second key makes of 16 bytes of FFh.
+#[test]
+fn the_check_value_is_that_of_the_key_in_every_mode() {
+    let modes = [
+        TweakMode::SimpleLba,
+        TweakMode::JoinNegLbaWithLba,
+        TweakMode::Incr512FullLba,
+        TweakMode::Incr512UpperLba,
+    ];
+    for mode in modes {
+        assert_eq!(key(mode).check_value(), "00d5581adc4f00ee");
+    }
+    let other =
+        CryptoKey::from_hex("k", Cipher::AesXts, modes[0], KEY2.as_bytes(), Some(KEY.as_bytes())).unwrap();
+    assert_ne!(other.check_value(), key(modes[0]).check_value());
+}

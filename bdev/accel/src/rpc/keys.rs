@@ -21,6 +21,7 @@ pub(super) fn methods() -> Vec<Method<AccelModule>> {
         Method::prepared_update("accel_crypto_key_create", prepare, create)
             .canonical(|module: &AccelModule, params: &mut KeyCreate| {
                 module.name_source(params);
+                params.check_value.iter_mut().for_each(|value| value.make_ascii_lowercase());
                 Ok(())
             })
             .text(
@@ -33,7 +34,7 @@ pub(super) fn methods() -> Vec<Method<AccelModule>> {
                 (
                     RpcError::INVALID_PARAMS,
                     "a key has this name, the keys are no hexadecimal digits, of another length or equal, or no \
-                     engine has the cipher",
+                     engine has the cipher; the key has another check value",
                 ),
                 (-126, "the keyring has no such key"),
                 (RpcError::EEXIST, "the key folder has another secret for this name"),
@@ -70,9 +71,12 @@ control::parameters! {
         /// Name of a key of the keyring instead: its secret is both keys, one after the other, as 64 or 128
         /// hexadecimal digits; not in SPDK
         keyring_key: Option<String>,
-        /// Absolute path of a file with the same instead: `save_config` names that of the key folder; not in
-        /// SPDK
+        /// Path of a file with the same instead: `save_config` names that of the key folder; not in SPDK
         key_file: Option<String>,
+        /// Key check value, 16 hexadecimal digits: the call fails if the key has another one, as where its file
+        /// was replaced. It is the first half of 16 bytes of zeroes that were encrypted with the tweak 2^128 - 1;
+        /// not in SPDK
+        check_value: Option<String>,
         /// How the tweaks are made
         tweak_mode: TweakMode = TweakMode::SimpleLba,
         /// Name
@@ -108,6 +112,8 @@ pub struct NewCryptoKey<'a> {
     pub key2: Option<&'a Secret>,
     /// Where the secret is instead.
     pub source: Option<KeySource>,
+    /// The [check value](CryptoKey::check_value) that the key is to have.
+    pub check_value: Option<&'a str>,
 }
 
 /// Where the secret of a key is, but in memory.
@@ -119,14 +125,25 @@ pub enum KeySource {
     File(PathBuf),
 }
 
+impl std::fmt::Display for KeySource {
+    /// After the name of its parameter.
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            KeySource::Keyring(name) => write!(formatter, "keyring_key: {name}"),
+            KeySource::File(path) => write!(formatter, "key_file: {}", path.display()),
+        }
+    }
+}
+
 /// A key for which files were read or written.
 pub struct PreparedKey {
     key: CryptoKey,
     source: Option<KeySource>,
+    has_check_value: bool,
 }
 
 fn prepare(module: &AccelModule, params: KeyCreate) -> Result<PreparedKey, RpcError> {
-    let KeyCreate { cipher, key, key2, keyring_key, key_file, tweak_mode, name } = &params;
+    let KeyCreate { cipher, key, key2, keyring_key, key_file, check_value, tweak_mode, name } = &params;
     let source = match (keyring_key, key_file) {
         (Some(_), Some(_)) => return Err(RpcError::invalid_params("key_file: keyring_key is given too")),
         (Some(key), None) => Some(KeySource::Keyring(key.clone())),
@@ -139,6 +156,7 @@ fn prepare(module: &AccelModule, params: KeyCreate) -> Result<PreparedKey, RpcEr
         key: key.as_ref(),
         key2: key2.as_ref(),
         source,
+        check_value: check_value.as_deref(),
     };
     Ok(module.prepare_key(&new)?)
 }
@@ -146,6 +164,21 @@ fn prepare(module: &AccelModule, params: KeyCreate) -> Result<PreparedKey, RpcEr
 fn create(module: &AccelModule, prepared: PreparedKey) -> Result<bool, RpcError> {
     module.add_key(prepared)?;
     Ok(true)
+}
+
+/// Refuses a key with another check value.
+fn check(key: &CryptoKey, wanted: Option<&str>, source: &str) -> Result<(), CryptoKeyError> {
+    let Some(wanted) = wanted else { return Ok(()) };
+    let found = key.check_value();
+    if found.eq_ignore_ascii_case(wanted) {
+        return Ok(());
+    }
+    // What has another length or other characters is none, and may be the secret itself.
+    if wanted.len() != found.len() || !wanted.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+        return Err(CryptoKeyError::invalid("check_value", "it has 16 hexadecimal digits"));
+    }
+    let wanted = wanted.to_string();
+    Err(CryptoKeyError::OtherKey { source_name: source.to_string(), found, wanted })
 }
 
 /// The name by which the key folder stores a key that was passed by value.
@@ -167,7 +200,7 @@ impl AccelModule {
     /// # Errors
     /// [`CryptoKeyError`].
     pub fn prepare_key(&self, new: &NewCryptoKey<'_>) -> Result<PreparedKey, CryptoKeyError> {
-        let NewCryptoKey { name, cipher, tweak_mode, key, key2, source } = new;
+        let NewCryptoKey { name, cipher, tweak_mode, key, key2, source, check_value } = new;
         let (cipher, tweak_mode) = (*cipher, *tweak_mode);
         if name.is_empty() || name.len() > NAME_BYTES_MAX || name.contains('\0') {
             return Err(CryptoKeyError::invalid("name", "it is empty, has more than 255 bytes, or a NUL"));
@@ -185,15 +218,19 @@ impl AccelModule {
                 };
                 let key = CryptoKey::from_secret(name, cipher, tweak_mode, &secret);
                 let key = key.map_err(|error| error.of_source(field))?;
-                Ok(PreparedKey { key, source: Some(source.clone()) })
+                check(&key, *check_value, &source.to_string())?;
+                Ok(PreparedKey { key, source: Some(source.clone()), has_check_value: check_value.is_some() })
             }
             (None, Some(value)) => {
                 let made =
                     CryptoKey::from_hex(name, cipher, tweak_mode, value.reveal(), key2.map(Secret::reveal))?;
+                // Before it is stored.
+                check(&made, *check_value, "key")?;
                 // It has two keys, or it was not made.
                 let both = key2.map(|key2| joined(value, key2));
                 let file = both.map(|both| self.keyring.store(&stored_name(name), &both)).transpose()?;
-                Ok(PreparedKey { key: made, source: file.flatten().map(KeySource::File) })
+                let source = file.flatten().map(KeySource::File);
+                Ok(PreparedKey { key: made, source, has_check_value: check_value.is_some() })
             }
             _ => Err(CryptoKeyError::invalid(
                 "key",
@@ -207,13 +244,18 @@ impl AccelModule {
     /// # Errors
     /// [`CryptoKeyError::Exists`] if another one of this name came first; [`CryptoKeyError::TooMany`].
     pub fn add_key(&self, prepared: PreparedKey) -> Result<Arc<CryptoKey>, CryptoKeyError> {
-        let PreparedKey { key, source } = prepared;
+        let PreparedKey { key, source, has_check_value } = prepared;
         let name = key.name().to_string();
         // What fails leaves the file, which may be that of the key that has come first.
         let key = self.accel.keys().add(key)?;
-        if let Some(source) = source {
-            self.state().sources.insert(name, source);
+        let mut state = self.state();
+        if has_check_value {
+            state.checked.insert(name.clone());
         }
+        if let Some(source) = source {
+            state.sources.insert(name, source);
+        }
+        drop(state);
         Ok(key)
     }
 
@@ -223,6 +265,7 @@ impl AccelModule {
     /// [`CryptoKeyError::NotFound`]; [`CryptoKeyError::InUse`].
     pub fn destroy_key(&self, name: &str) -> Result<(), CryptoKeyError> {
         self.accel.keys().remove(name)?;
+        self.state().checked.remove(name);
         let source = self.state().sources.remove(name);
         if let Some(KeySource::File(path)) = source {
             self.keyring.discard(&stored_name(name), &path);
@@ -244,6 +287,7 @@ impl AccelModule {
                         key2: None,
                         keyring_key: None,
                         key_file: None,
+                        check_value: state.checked.contains(key.name()).then(|| key.check_value()),
                         tweak_mode: key.tweak_mode(),
                         name: key.name().to_string(),
                     };

@@ -228,6 +228,38 @@ fn a_key_of_the_keyring_is_saved_by_its_name() {
 }
 
 #[test]
+fn a_key_with_another_check_value_is_refused_with_its_file() {
+    let program = Program::new("check-value");
+    let (file, other) = (program.secret_file("k", &format!("{KEY}{KEY2}\n")), format!("{KEY2}{KEY}"));
+    let other = program.secret_file("other", &other);
+    let create = |file: &std::path::Path, value: &str| json!({ "name": "k", "cipher": "AES_XTS", "key_file": file, "check_value": value });
+    let value = "00d5581adc4f00ee";
+    let (code, message) = program.failure("accel_crypto_key_create", create(&other, value));
+    let named = format!("key_file: {} has the key with the check value ", other.display());
+    assert!(code == -32602 && message.contains(&named) && message.contains(value), "{message}");
+    for invalid in ["", "0123", &format!("0x{}", &value[2..]), KEY] {
+        let (code, message) = program.failure("accel_crypto_key_create", create(&file, invalid));
+        assert!(code == -32602 && message.contains("check_value: it has 16"), "{message}");
+        assert!(!message.contains("0405060708"), "{message}");
+    }
+    assert_eq!(program.call("accel_crypto_keys_get", json!({})), json!([]));
+    program.call("accel_crypto_key_create", create(&file, &value.to_uppercase()));
+    assert_eq!(program.saved("accel")[1]["params"]["check_value"], value);
+    let given = |value: &str| {
+        program.config(json!([{ "subsystem": "accel", "config":
+            [{ "method": "accel_crypto_key_create", "params": create(&file, value) }] }]))
+    };
+    let saved = program.plane.save();
+    let saved = ConfigFile::parse("s", saved.to_string().as_bytes(), program.plane.catalog()).unwrap();
+    let (_, lines) = given(&value.to_uppercase()).reload(&saved, &program.plane);
+    assert_eq!(lines, ["nothing has changed"]);
+    // Without it the key is not compared, and has none when it is created again.
+    program.call("accel_crypto_key_destroy", json!({ "key_name": "k" }));
+    program.call("accel_crypto_key_create", json!({ "name": "k", "cipher": "AES_XTS", "key_file": other }));
+    assert_eq!(program.saved("accel")[1]["params"]["check_value"], Value::Null);
+}
+
+#[test]
 fn a_key_by_value_is_stored_in_the_folder_and_comes_back_with_the_saved_configuration() {
     let program = Program::new("folder");
     let folder = program.directory.join("keys");
