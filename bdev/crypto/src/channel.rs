@@ -110,8 +110,9 @@ impl CryptoChannel {
             return self.completed.push(request.complete(Status::INVALID_FIELD.do_not_retry()));
         };
         let Some(mut private) = self.pool.take_data(data.len()) else {
-            if request.flags.contains(RequestFlags::ATOMIC) {
-                // It cannot be divided.
+            let reserve_bytes = RESERVE_BYTES.max(self.block_bytes);
+            if request.flags.contains(RequestFlags::ATOMIC) && data.len() > reserve_bytes {
+                // It cannot be divided; a shorter one is one piece in any case.
                 return self.completed.push(request.complete(Status::COMMAND_INTERRUPTED));
             }
             return self.sequential.push_back(Sequential { request, done_blocks: 0 });
@@ -196,7 +197,7 @@ impl CryptoChannel {
             let blocks = (buffer.len() / self.block_bytes) as u32;
             let lba = request.lba + u64::from(*done_blocks);
             let mut piece = Request::new(Tag(0), Op::Write, lba, blocks);
-            piece.flags = request.flags & RequestFlags::FUA;
+            piece.flags = request.flags & (RequestFlags::FUA | RequestFlags::ATOMIC);
             (piece.flow, piece.issued_ticks) = (request.flow, request.issued_ticks);
             match &request.payload {
                 Payload::Data(data) => {

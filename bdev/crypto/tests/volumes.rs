@@ -6,7 +6,7 @@ mod rig;
 use bdev::testing::CrashDisk;
 use block_io::{Op, Request, RequestFlags, Status, Tag};
 use control::json::{Value, json};
-use dma::Data;
+use dma::{Buffer, Data};
 use proptest::prelude::*;
 use rig::{KEY, KEY2, Program, golden, image};
 use sha2::{Digest, Sha256};
@@ -242,16 +242,22 @@ fn writes_go_on_without_memory_for_private_copies() {
         let buffer = io.write(5, buffer).await.map_err(|(status, _)| status).unwrap();
         assert_eq!(buffer.as_slice(), copy);
         io.write_zeroes(2000, 700).await.unwrap();
-        let mut atomic = Request::write(Tag(3), 3000, 8, {
-            let mut buffer = buffer;
-            buffer.resize(4096);
-            buffer
-        });
-        atomic.flags |= RequestFlags::ATOMIC;
+        let atomic = |blocks: u32, mut buffer: Buffer| {
+            buffer.resize(blocks as usize * 512);
+            let mut atomic = Request::write(Tag(3), 3000, blocks, buffer);
+            atomic.flags |= RequestFlags::ATOMIC;
+            atomic
+        };
         // It cannot be divided, and may be tried again.
-        assert!(!io.submit(atomic).await.status().is_success());
+        let refused = io.submit(atomic(64, buffer)).await;
+        assert_eq!(refused.status(), Status::COMMAND_INTERRUPTED);
+        // One that the memory of the channel suffices for is written.
+        let data = refused.into_request().take_data().unwrap();
+        let written = io.submit(atomic(8, data.into_single().ok().unwrap())).await;
+        assert!(written.status().is_success());
         drop(taken);
     });
+    assert_eq!(program.read("c", 3000, 4096), data[..4096]);
     assert_eq!(program.read("c", 5, data.len()), data);
     assert!(
         program.read("base", 2000, 700 * 512).chunks(512).all(|block| block.iter().any(|byte| *byte != 0))
