@@ -91,7 +91,7 @@ pub async fn inspect(
 ) -> Result<StoreContents, StoreError> {
     let descriptors = StoreDescriptors::open(registry, bdevs.into(), Access::ReadOnly)?;
     let disks = descriptors.disks(core)?;
-    let superblock = read_superblocks(&disks).await?;
+    let superblock = read_superblocks(&disks).await.map_err(|error| descriptors.explain(error))?;
     let device = disks.data.clone();
     let (mut partitions, mut images, mut problems, mut compared) = (Vec::new(), Vec::new(), Vec::new(), 0);
     check_copy(&device, &superblock, &mut problems).await?;

@@ -67,6 +67,14 @@ pub fn class_of(durability: Durability) -> PoolClass {
     }
 }
 
+/// The product name of bdevs that encrypt their base.
+const ENCRYPTED: &str = "crypto";
+
+/// Whether what is written to a device is encrypted by a crypto bdev.
+pub(crate) fn is_encrypted(device: &BlockDevice) -> bool {
+    device.bdev().product_name() == ENCRYPTED
+}
+
 /// The descriptors of a store's devices.
 #[derive(Clone)]
 pub(crate) struct StoreDescriptors {
@@ -129,6 +137,19 @@ impl StoreDescriptors {
         let data = StoreDevice::open(core, &self.data)?;
         let separate_log = self.separate_log.as_ref().map(|log| StoreDevice::open(core, log)).transpose()?;
         Ok(StoreDisks { data, separate_log })
+    }
+
+    /// The same error, of an encrypted device without a store with the reasons that there may be.
+    pub(crate) fn explain(&self, error: StoreError) -> StoreError {
+        let device = match &error {
+            StoreError::NoStore(_) => self.data.device(),
+            StoreError::NoLogs(_) => self.log().device(),
+            _ => return error,
+        };
+        match is_encrypted(device) {
+            true => StoreError::NotDecrypted { bdev: device.name().to_string() },
+            false => error,
+        }
     }
 
     /// What acknowledged writes survive.
@@ -205,7 +226,8 @@ pub(crate) async fn open_store(
         let disks = of_core.disks(&core)?;
         read_superblocks(&disks).await
     };
-    let superblock = cores.run(0, read).await?;
+    let read = cores.run(0, read).await;
+    let superblock = read.map_err(|error| descriptors.explain(error))?;
     Ok((descriptors, superblock))
 }
 

@@ -35,6 +35,15 @@ pub enum StoreError {
     /// The first block is no superblock.
     #[error("the device has no store: {0}")]
     NoStore(DecodeError),
+    /// What the crypto bdev gives of its device is no superblock.
+    #[error(
+        "{bdev} has no store when it is decrypted with its key: the key or the device is another one than when it was formatted, or \
+         it was formatted without a key; nothing on it is changed"
+    )]
+    NotDecrypted {
+        /// The crypto bdev.
+        bdev: String,
+    },
     /// The device has the logs of a store.
     #[error(
         "the device has the logs of the store on device {device}: name that one, and this one for its logs"
@@ -79,6 +88,11 @@ pub enum StoreError {
     /// Formatting would destroy a store.
     #[error("the device has a store already; force formats it again")]
     Exists,
+    /// Formatting may destroy an encrypted store.
+    #[error(
+        "the device begins with data that looks encrypted, as that of an encrypted node does: force formats it all the same"
+    )]
+    LooksEncrypted,
     /// The device cannot be formatted like this.
     #[error("{0}")]
     Geometry(String),

@@ -144,20 +144,45 @@ fn plan(bytes: u64, logs: LogPlace, options: &FormatOptions) -> Result<Superbloc
     Ok(superblock)
 }
 
-/// Refuses a device with a store, or with the logs of one.
-async fn check_empty(device: &StoreDevice) -> Result<(), StoreError> {
+/// Least number of different bytes in a block that looks encrypted: in one of random bytes a value is missing
+/// with a probability of e^-16.
+const ENCRYPTED_BYTES_MIN: usize = 250;
+/// Most of chi-squared, of 255 degrees of freedom, of the bytes of such a block: 255 on average, with a
+/// deviation of 23. Text, programs and the records of file systems have thousands.
+const ENCRYPTED_CHI_SQUARED_MAX: u64 = 400;
+
+/// Whether a block may be one that was encrypted: its bytes are spread as evenly as random ones. Those of
+/// compressed data can be, too.
+pub fn looks_encrypted(block: &[u8; BLOCK_BYTES]) -> bool {
+    let mut counts = [0u64; 256];
+    block.iter().for_each(|byte| counts[usize::from(*byte)] += 1);
+    let expected = BLOCK_BYTES as u64 / 256;
+    let squares: u64 = counts.iter().map(|count| count.abs_diff(expected).pow(2)).sum();
+    counts.iter().filter(|count| **count > 0).count() >= ENCRYPTED_BYTES_MIN
+        && squares / expected <= ENCRYPTED_CHI_SQUARED_MAX
+}
+
+/// Refuses a device with a store, with the logs of one, or with what may be an encrypted one.
+pub(crate) async fn check_empty(device: &StoreDevice) -> Result<(), StoreError> {
     match read_superblock(device).await {
         Ok(_) => return Err(StoreError::Exists),
         Err(StoreError::NoStore(_) | StoreError::Truncated { .. }) => {}
         Err(error) => return Err(error),
     }
-    if read_log_superblock(device).await?.is_ok() { Err(StoreError::Exists) } else { Ok(()) }
+    if read_log_superblock(device).await?.is_ok() {
+        return Err(StoreError::Exists);
+    }
+    match device.read_block(0).await {
+        Ok(block) if looks_encrypted(&block) => Err(StoreError::LooksEncrypted),
+        _ => Ok(()),
+    }
 }
 
 /// Writes an empty store. The superblock is written last: a device whose formatting was interrupted has none.
 ///
 /// # Errors
-/// [`StoreError::Exists`] without `force`; [`StoreError::Geometry`]; what the device reports.
+/// [`StoreError::Exists`] and [`StoreError::LooksEncrypted`] without `force`; [`StoreError::Geometry`]; what
+/// the device reports.
 pub(crate) async fn format(
     disks: &StoreDisks,
     options: &FormatOptions,
@@ -168,7 +193,7 @@ pub(crate) async fn format(
     let superblock = plan(data.bytes(), logs, options)?;
     for device in disks.all() {
         match check_empty(device).await {
-            Err(StoreError::Exists) if options.force => {}
+            Err(StoreError::Exists | StoreError::LooksEncrypted) if options.force => {}
             checked => checked?,
         }
     }
@@ -282,6 +307,25 @@ fn last_block(device: &StoreDevice) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn evenly_spread_bytes_look_encrypted() {
+        let mut state = 1u64;
+        let mut random = || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 56) as u8
+        };
+        for _ in 0..100 {
+            let block: [u8; BLOCK_BYTES] = std::array::from_fn(|_| random());
+            assert!(looks_encrypted(&block));
+        }
+        let mut half: [u8; BLOCK_BYTES] = std::array::from_fn(|_| random());
+        half[BLOCK_BYTES / 2..].fill(0);
+        let text: [u8; BLOCK_BYTES] = std::array::from_fn(|index| b"a text with letters"[index % 19]);
+        for block in [half, text, [0; BLOCK_BYTES]] {
+            assert!(!looks_encrypted(&block));
+        }
+    }
 
     #[test]
     fn a_plan_fits_every_device_that_is_large_enough() {

@@ -55,8 +55,10 @@ mod tuning;
 pub use check::{PartitionContents, StoreContents, inspect};
 pub use disks::{StoreBdevs, class_of};
 pub use error::StoreError;
-pub use format::{FormatOptions, PARTITIONS_MAX, ReplicaFormat};
-pub use node::{ImageInfo, PartitionStatus, StoreCores, StoreNode, StoreOptions, format_device};
+pub use format::{FormatOptions, PARTITIONS_MAX, ReplicaFormat, looks_encrypted};
+pub use node::{
+    ImageInfo, PartitionStatus, StoreCores, StoreNode, StoreOptions, check_unused, format_device,
+};
 pub use replica_node::{
     FailedPartition, MakeOutbox, PoolOptions, ReplicaHandle, ReplicaNode, ReplicaNodeConfig,
 };

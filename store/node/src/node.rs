@@ -12,7 +12,7 @@ use store_image::{IMAGE_BLOCK_BYTES, IMAGE_BYTES_MAX};
 use wire_store::{ImageRecord, OBJECT_BYTES, ObjectId, Superblock};
 
 use crate::disks::{StoreBdevs, StoreDescriptors, open_store};
-use crate::format::{FormatOptions, format};
+use crate::format::{FormatOptions, check_empty, format};
 use crate::image::{ImageBdev, Shards, locate, object_of};
 use crate::once::once;
 use crate::shard::{self, ControlReply, ShardHandle, ShardOperation};
@@ -151,11 +151,37 @@ impl<'a> StoreCores<'a> {
     }
 }
 
+/// Refuses block devices with a store, with the logs of one, or with what may be an encrypted one. For those
+/// that are to be formatted through a crypto bdev, which does not see what its base has.
+///
+/// # Errors
+/// [`StoreError::Exists`]; [`StoreError::LooksEncrypted`]; what the devices report.
+pub async fn check_unused(
+    registry: &Registry,
+    bdevs: impl Into<StoreBdevs<'_>>,
+    cores: &StoreCores<'_>,
+) -> Result<(), StoreError> {
+    let descriptors = StoreDescriptors::open(registry, bdevs.into(), Access::ReadOnly)?;
+    let work = move |core: Core| async move {
+        let disks = descriptors.disks(&core)?;
+        let mut checked = Ok(());
+        for device in disks.all() {
+            if checked.is_ok() {
+                checked = check_empty(device).await;
+            }
+        }
+        drop(descriptors);
+        disks.close().await;
+        checked
+    };
+    cores.run(0, work).await
+}
+
 /// Writes an empty store to a block device, which is used by nothing else.
 ///
 /// # Errors
-/// [`StoreError::Exists`] if it has one, without [`FormatOptions::force`]; [`StoreError::Geometry`]; what the
-/// device reports.
+/// [`StoreError::Exists`] if it has one, and [`StoreError::LooksEncrypted`], without
+/// [`FormatOptions::force`]; [`StoreError::Geometry`]; what the device reports.
 pub async fn format_device(
     registry: &Registry,
     bdevs: impl Into<StoreBdevs<'_>>,

@@ -13,7 +13,7 @@ use wire_store::Superblock;
 
 use crate::device::join_all;
 use crate::device_memory::DeviceMemory;
-use crate::disks::{StoreBdevs, StoreDescriptors, StoreDisks, open_store};
+use crate::disks::{StoreBdevs, StoreDescriptors, StoreDisks, is_encrypted, open_store};
 use crate::node::{close_shards, describe_shards};
 use crate::once::once;
 use crate::shard::replication::{Outbox, ReplicaInput, ReplicaOptions, start};
@@ -464,6 +464,12 @@ impl ReplicaNode {
     /// The device that their logs are on, if that is another one.
     pub fn log_device(&self) -> Option<&Arc<BlockDevice>> {
         self.log_device.as_ref()
+    }
+
+    /// Whether what it writes, to its logs too, is encrypted by crypto bdevs.
+    pub fn is_encrypted(&self) -> bool {
+        let logs = self.log_device.as_deref().into_iter();
+        logs.chain([&*self.device]).all(is_encrypted)
     }
 
     /// What acknowledged writes survive on these devices.

@@ -181,10 +181,11 @@ impl From<StoreError> for RpcError {
             | StoreError::AnotherProcess { .. }
             | StoreError::TooFewInSync { .. } => RpcError::EBUSY,
             StoreError::NotLeft { .. } => RpcError::ETIMEDOUT,
-            StoreError::Exists | StoreError::ImageExists(_) => RpcError::EEXIST,
+            StoreError::Exists | StoreError::LooksEncrypted | StoreError::ImageExists(_) => RpcError::EEXIST,
             StoreError::Geometry(_)
             | StoreError::InvalidImage(_)
             | StoreError::NoStore(_)
+            | StoreError::NotDecrypted { .. }
             | StoreError::LogsOnly { .. }
             | StoreError::LogWanted { .. }
             | StoreError::LogNotWanted

@@ -66,6 +66,7 @@ impl NodeReport {
             "address": self.address.to_string(),
             "bdev_name": self.bdev_name,
             "log_bdev_name": self.node.log_device().map(|device| device.name()),
+            "encrypted": self.node.is_encrypted(),
             "durability": self.node.durability().name(),
             "lease_ms": self.lease_ns / 1_000_000,
             "grace_ms": self.grace_ns / 1_000_000,
