@@ -1,7 +1,7 @@
 //! `ringbolt objects`: formats, checks and lists the object store on a file or block device.
 
 use std::fs::File;
-use std::io::{IsTerminal, Write as _};
+use std::io::{IsTerminal, Read as _, Write as _};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
@@ -14,13 +14,15 @@ use control::JobHandle;
 use reactor::{Reactor, ReactorConfig};
 use serde_json::{Value, json};
 use store_node::{
-    FormatOptions, PartitionContents, StoreBdevs, StoreContents, StoreCores, format_device, inspect,
+    FormatOptions, PartitionContents, StoreBdevs, StoreContents, StoreCores, StoreError, format_device,
+    inspect, looks_encrypted,
 };
 use wire_store::{
     BLOCK_BYTES, BLOCKS_PER_EXTENT, EntryHeader, ImageRecord, Onode, OnodeContent, Operation, Superblock,
 };
 
 use crate::command_error::CommandError;
+use crate::commands::store::DeviceKeys;
 use crate::console::stdout_line;
 use crate::options::parse_size;
 
@@ -33,7 +35,8 @@ pub(crate) enum ObjectsCommand {
         ringbolt objects format --log=/dev/pmem0 /dev/nvme0n1")]
     Format(FormatArgs),
     /// Read everything and compare it with its checksums; exit status 1 if something is damaged
-    #[command(after_help = "Example:\n  ringbolt objects check store.img")]
+    #[command(after_help = "Examples:\n  ringbolt objects check store.img\n  \
+        ringbolt objects check --key-file ringbolt-store/node1/data.key /dev/nvme0n1")]
     Check(InspectArgs),
     /// List images, objects and the entries of the logs
     #[command(after_help = "Example:\n  ringbolt objects dump store.img")]
@@ -74,6 +77,9 @@ pub(crate) struct InspectArgs {
     /// File or block device with the logs, if these are on one of their own
     #[arg(long, value_name = "PATH")]
     log: Option<PathBuf>,
+    /// File with the key of an encrypted node, whose device this is
+    #[arg(long, value_name = "FILE")]
+    key_file: Option<PathBuf>,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -193,7 +199,11 @@ fn division(superblock: &Superblock) -> String {
 
 fn read(options: &InspectArgs, data: bool) -> Result<StoreContents, CommandError> {
     let log = options.log.as_deref().map(|log| (log, None));
-    let (registry, bdevs) = open((&options.path, None), log, |config| config.readonly = true)?;
+    let keys = options.key_file.as_deref().map(DeviceKeys::read).transpose()?;
+    let (registry, mut bdevs) = open((&options.path, None), log, |config| config.readonly = true)?;
+    if let Some(keys) = &keys {
+        bdevs = keys.encrypt(&registry, bdevs).map_err(CommandError::environment)?;
+    }
     let reactor = start_reactor()?;
     let core = reactor.core();
     let shows = data && std::io::stderr().is_terminal();
@@ -212,7 +222,20 @@ fn read(options: &InspectArgs, data: bool) -> Result<StoreContents, CommandError
         }
         contents
     });
-    contents.map_err(|error| failed(&options.path, &error))
+    contents.map_err(|error| match error {
+        StoreError::NoStore(_) if keys.is_none() && begins_encrypted(&options.path) => failed(
+            &options.path,
+            &"it is not read without a key: it looks encrypted, and --key-file names the key of an encrypted node",
+        ),
+        error => failed(&options.path, &error),
+    })
+}
+
+/// Whether a device begins with what may be the first block of an encrypted store.
+fn begins_encrypted(path: &Path) -> bool {
+    let mut block = [0; BLOCK_BYTES];
+    let read = File::open(path).and_then(|mut file| file.read_exact(&mut block));
+    read.is_ok() && looks_encrypted(&block)
 }
 
 fn check(options: &InspectArgs) -> Result<(), CommandError> {

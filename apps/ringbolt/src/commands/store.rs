@@ -3,6 +3,7 @@
 mod accept_loss;
 mod arguments;
 mod demo;
+mod encryption;
 mod key;
 mod layout;
 mod listen;
@@ -37,6 +38,7 @@ use accept_loss::AcceptLossArgs;
 use arguments::{ClusterArgs, NewCluster, NodeOptions, NodeReactors, TlsOption};
 pub(crate) use arguments::{EtcdArgs, POOL};
 use demo::DemoArgs;
+pub(crate) use encryption::DeviceKeys;
 use key::KeyCommand;
 pub(crate) use layout::ClusterLayout;
 use map::MapCommand;
@@ -62,7 +64,8 @@ pub(crate) enum StoreCommand {
         ringbolt store up --cluster /srv/store --nodes 4 --replicas 2 --size 100g\n  \
         ringbolt store up --device /dev/nvme0n1 --device /dev/nvme1n1 --device /dev/nvme2n1\n  \
         ringbolt store up --nodes 2 --listen 10.0.0.1:7001 --tls required\n  \
-        ringbolt store up --nodes 2 --cores 0-3 --cores 4-7\n\n\
+        ringbolt store up --nodes 2 --cores 0-3 --cores 4-7\n  \
+        ringbolt store up --device /dev/nvme0n1 --device /dev/nvme1n1 --encrypt --key-dir /etc/ringbolt/keys\n\n\
         Each node is a process with a file, or a device. A node that ends is started again. In another terminal:\n  \
         ringbolt image create --cluster ringbolt-store vol 1g\n  \
         ringbolt perf --filename=store:pool/vol --rw=randwrite --iodepth=16 --runtime=5 --time_based\n  \
@@ -75,6 +78,7 @@ pub(crate) enum StoreCommand {
     /// runs it
     #[command(after_help = "Examples:\n  ringbolt store add-node\n  \
         ringbolt store add-node --replace 2\n  \
+        ringbolt store add-node --device /dev/nvme3n1 --encrypt\n  \
         ringbolt store add-node --etcd http://10.0.0.1:2379 --key key --listen 10.0.0.2:7001 \\\n      \
         --tls required")]
     AddNode(AddNodeArgs),
@@ -113,9 +117,11 @@ pub(crate) enum StoreCommand {
     /// Give a node of this machine an empty device in the place of the one that it has: it hands over, and
     /// gets copies from the others, which serve meanwhile
     #[command(after_help = "Examples:\n  ringbolt store replace-device 3 --device /dev/nvme2n1\n  \
-        ringbolt store replace-device 3 --size 100g --json\n\n\
+        ringbolt store replace-device 3 --size 100g --json\n  \
+        ringbolt store replace-device 3 --device /dev/nvme2n1 --encrypt\n\n\
         `ringbolt store up` of the directory runs it, at the address and in the domain that it had. It is \
-        refused where too few replicas would be in sync without it, or none. The old device is refused if it \
+        refused where too few replicas would be in sync without it, or none. An encrypted node stays encrypted, \
+        with a new key. The old device is refused if it \
         comes back: it is that of a node which is replaced.")]
     ReplaceDevice(ReplaceDeviceArgs),
     /// Give a node another share of the data: some replicas move to it, or from it to others
@@ -281,6 +287,9 @@ fn up(options: &UpArgs) -> Result<(), CommandError> {
         }
         let layout = ClusterLayout::open(directory, &etcd.options())?;
         layout.check_settings(&options.new)?;
+        if options.new.node.encrypt {
+            layout.check_encrypted()?;
+        }
         if let Some(threads) = options.new.node.threads {
             layout.set_threads(threads)?;
         }

@@ -196,6 +196,17 @@ pub(crate) struct NodeOptions {
     /// headers
     #[arg(long)]
     pub(super) atomic_blocks: bool,
+    /// Encrypt what a new node has on its devices, logs too, with a key of its own. Without --key-file and
+    /// --key-dir its file is data.key in the node's directory: keep that on another disk than the data
+    #[arg(long)]
+    pub(super) encrypt: bool,
+    /// File of the key of one new node: the one that is there, 128 hexadecimal digits for AES-256-XTS, else a
+    /// new one
+    #[arg(long, value_name = "FILE", requires = "encrypt", conflicts_with = "key_dir")]
+    pub(super) key_file: Option<PathBuf>,
+    /// Directory for the files of new keys, which are nodeN-CHECKVALUE.key there
+    #[arg(long, value_name = "DIR", requires = "encrypt")]
+    pub(super) key_dir: Option<PathBuf>,
     /// What reads of a new node do of an object of which the log has entries: lay their bytes over the
     /// device's, or have them written in place and wait for that, as in the paper
     #[arg(long, value_enum, default_value_t = ReadPolicy::Overlay)]
@@ -276,6 +287,9 @@ impl NodeOptions {
             allow_plain_network: false,
             tls: TlsOption::Off,
             atomic_blocks: false,
+            encrypt: false,
+            key_file: None,
+            key_dir: None,
             read_policy: ReadPolicy::Overlay,
             checksum_cache: StoreTuning::default().checksum_cache_bytes,
             flush_entries: StoreTuning::default().flush_entries,

@@ -6,9 +6,8 @@ use std::io::{ErrorKind, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use bdev::pmem;
 use bdev::uring::{self, UringConfig};
-use bdev::{Registry, Uuid};
+use bdev::{Registry, Uuid, pmem};
 use cluster_map::{
     ClusterMap, ClusterSettings, DeviceId, DeviceRecord, DirectoryPlace, EtcdFiles, EtcdMap, EtcdOptions,
     GroupConfig, GroupId, GroupRecord, KnownMap, LocalMap, MapError, MapLocation, MapPosition, NodeId,
@@ -19,10 +18,12 @@ use reactor::{Reactor, ReactorConfig};
 use serde_json::{Value, json};
 use store_link::ClusterKey;
 use store_node::{
-    FormatOptions, PARTITIONS_MAX, ReplicaFormat, StoreBdevs, StoreCores, class_of, format_device,
+    FormatOptions, PARTITIONS_MAX, ReplicaFormat, StoreBdevs, StoreCores, check_unused, class_of,
+    format_device,
 };
 
 use super::arguments::{NewCluster, NodeOptions, POOL, ThreadsOption};
+use super::encryption::{self, DeviceKeys, NodeKey, sync_directory};
 use super::listen;
 use crate::command_error::CommandError;
 use crate::commands::objects;
@@ -37,7 +38,7 @@ const CONFIG: &str = "config.json";
 const FILE_BYTES: u64 = 10 << 30;
 
 /// Parameters with paths, in the configuration of a node.
-const PATHS: [&str; 3] = ["cluster", "filename", "pmem_file"];
+const PATHS: [&str; 4] = ["cluster", "filename", "pmem_file", "key_file"];
 
 /// A path in the cluster's directory as the configuration of a node has it, whose process runs there.
 fn relative_to(directory: &Path, path: &Path) -> Option<String> {
@@ -95,6 +96,28 @@ impl ClusterLayout {
         Ok(is_copy.then(|| {
             format!("{directory} was copied or moved from elsewhere, where nothing is any more: it is the cluster now")
         }))
+    }
+
+    /// The key of a node of this machine, if it is encrypted.
+    pub(super) fn key_of(&self, node: u32) -> Option<encryption::ConfiguredKey> {
+        encryption::configured_key(&self.read_config(node)?)
+    }
+
+    /// Why a node of this machine cannot start with its key.
+    pub(super) fn key_problem(&self, node: u32) -> Option<String> {
+        self.key_of(node)?.problem(&self.directory, node)
+    }
+
+    /// Refuses a cluster of which a node here is not encrypted.
+    pub(super) fn check_encrypted(&self) -> Result<(), CommandError> {
+        match self.nodes.iter().find(|node| self.key_of(**node).is_none()) {
+            None => Ok(()),
+            Some(node) => Err(CommandError::usage(format!(
+                "--encrypt is for the nodes of a new cluster, and node {node} of {} is not encrypted: `ringbolt store \
+                 replace-device {node} --encrypt` gives it an encrypted device",
+                self.directory.display()
+            ))),
+        }
     }
 
     fn read_config(&self, node: u32) -> Option<Value> {
@@ -209,6 +232,11 @@ impl ClusterLayout {
             return Err(CommandError::usage(reason));
         }
         new.node.check()?;
+        if new.node.key_file.is_some() && nodes > 1 {
+            return Err(CommandError::usage(format!(
+                "--key-file is the key of one node, and there are {nodes}: --key-dir has a key for each"
+            )));
+        }
         listen::check_ports(new.node.listen, nodes)?;
         new.settings(ClusterSettings::default()).check().map_err(CommandError::usage)?;
         let location = MapLocation::find(directory, etcd).map_err(CommandError::operation)?;
@@ -229,7 +257,9 @@ impl ClusterLayout {
             let path =
                 path.parent().and_then(|parent| Some(parent.canonicalize().ok()?.join(name))).unwrap_or(path);
             DirectoryPlace::save(&scratch, &path).map_err(failed)?;
-            fs::rename(&scratch, directory).map_err(CommandError::environment)
+            // The keys of encrypted nodes are there when something was written with them.
+            let renamed = sync_directory(&scratch).and_then(|()| fs::rename(&scratch, directory));
+            renamed.and_then(|()| sync_directory(parent)).map_err(CommandError::environment)
         });
         if made.is_err() {
             let _ = fs::remove_dir_all(&scratch);
@@ -368,16 +398,24 @@ fn fill(map: &dyn ClusterMap, scratch: &Path, new: &NewCluster, replicas: u32) -
         devices.push((disk, device));
     }
     let of_nodes = create_pool(map, POOL, new.groups, replicas, PoolClass::Disk)?;
-    for (node, (disk, device)) in (1..).zip(devices) {
+    let mut keys = Vec::new();
+    let mut make = |node: u32, disk: &NodeDisk, device: DeviceRecord| {
         let uuid = map.nodes().map_err(CommandError::operation)?[&NodeId(node)].uuid;
         let groups = of_nodes.get(&node).cloned().unwrap_or_default();
         let spare = new.node.spare.unwrap_or((groups.len() as u32).div_ceil(2).max(1));
         let replicas = ReplicaFormat { cluster, node: uuid, groups, are_new: true, generation: 0, spare };
         let options = new.node.of_index(node - 1);
-        let class = make_node(&scratch.join(format!("node{node}")), node, disk, &options, replicas)?;
-        map.put_device(DeviceId(node), &DeviceRecord { class: Some(class), ..device }).map_err(failed)?;
+        let mut key = NodeKey::prepare(&options)?;
+        let path = scratch.join(format!("node{node}"));
+        let class = make_node(&path, node, disk, &options, replicas, key.as_mut());
+        keys.extend(key);
+        map.put_device(DeviceId(node), &DeviceRecord { class: Some(class?), ..device }).map_err(failed)
+    };
+    let made = (1..).zip(devices).try_for_each(|(node, (disk, device))| make(node, disk, device));
+    if made.is_err() {
+        keys.iter_mut().for_each(NodeKey::discard);
     }
-    Ok(())
+    made
 }
 
 /// Where a node has its data.
@@ -427,6 +465,7 @@ fn node_disks(scratch: &Path, new: &NewCluster) -> Result<Vec<NodeDisk>, Command
     if new.logs.is_empty() {
         return Ok(disks);
     }
+    new.logs.iter().try_for_each(|log| encryption::check_log(&new.node, Some(log)))?;
     if new.logs.len() != disks.len() {
         let reason = format!("{} nodes need as many --log, and {} are given", disks.len(), new.logs.len());
         return Err(CommandError::usage(reason));
@@ -669,17 +708,23 @@ fn make_node(
     disk: &NodeDisk,
     options: &NodeOptions,
     replicas: ReplicaFormat,
+    key: Option<&mut NodeKey>,
 ) -> Result<PoolClass, CommandError> {
     fs::create_dir(path).map_err(CommandError::environment)?;
-    let class = format(disk, options, replicas)?;
+    let raw = StoreBdevs { data: DEVICE, log: disk.log.as_ref().map(|_| LOG_DEVICE) };
+    let keys = key.as_ref().map(|key| key.keys.clone());
+    // The key is durable before something is written with it.
+    let encrypted = key.map(|key| key.configure(path, node, raw)).transpose()?;
+    let class = format(disk, raw, options, replicas, keys)?;
     let image = match disk.is_file {
         true => Path::new(&format!("node{node}")).join(FILE),
         false => disk.path.clone(),
     };
     let create = |name: &str, path: &Path| json!({ "method": "bdev_uring_create", "params": { "name": name, "filename": path } });
     let mut devices = vec![create(DEVICE, &image)];
+    let names = encrypted.as_ref().map_or(raw, |encrypted| encrypted.names);
     let mut params = json!({
-        "bdev_name": DEVICE, "cluster": ".", "node": node,
+        "bdev_name": names.data, "cluster": ".", "node": node,
         "listen": options.listen.to_string(),
         "allow_plain_network": options.allow_plain_network,
         "atomic_blocks": options.atomic_blocks,
@@ -696,20 +741,28 @@ fn make_node(
             }
             false => create(LOG_DEVICE, log),
         });
-        params["log_bdev_name"] = LOG_DEVICE.into();
+        params["log_bdev_name"] = names.log.into();
     }
-    let config = json!({ "subsystems": [
-        { "subsystem": "bdev", "config": devices },
-        { "subsystem": "store_node", "config": [ { "method": "store_node_start", "params": params } ] } ] });
+    let mut subsystems = Vec::new();
+    if let Some(encrypted) = encrypted {
+        subsystems.push(json!({ "subsystem": "accel", "config": encrypted.keys }));
+        devices.extend(encrypted.bdevs);
+    }
+    subsystems.push(json!({ "subsystem": "bdev", "config": devices }));
+    let start = json!({ "method": "store_node_start", "params": params });
+    subsystems.push(json!({ "subsystem": "store_node", "config": [start] }));
+    let config = json!({ "subsystems": subsystems });
     fs::write(path.join(CONFIG), format!("{config:#}\n")).map_err(CommandError::environment)?;
     Ok(class)
 }
 
-/// Makes the file of a node, or formats its device. Returns where a write is when the node acknowledges it.
+/// Makes the file of a node, or formats its device, through crypto bdevs with `keys`. Returns where a write is when the node acknowledges it.
 fn format(
     disk: &NodeDisk,
+    raw: StoreBdevs<'static>,
     options: &NodeOptions,
     replicas: ReplicaFormat,
+    keys: Option<DeviceKeys>,
 ) -> Result<PoolClass, CommandError> {
     if replicas.groups.len() as u32 + replicas.spare == 0 {
         return Err(CommandError::usage("a node would have no group: give more with --groups"));
@@ -722,14 +775,24 @@ fn format(
     if let Some(log) = &disk.log {
         objects::create_log(&registry, UringConfig { force, ..UringConfig::new(LOG_DEVICE, log) })?;
     }
-    let bdevs = StoreBdevs { data: DEVICE, log: disk.log.as_ref().map(|_| LOG_DEVICE) };
-    let durability = bdevs.durability(&registry).map_err(CommandError::environment)?;
+    let durability = raw.durability(&registry).map_err(CommandError::environment)?;
     let reactor = Reactor::new(&ReactorConfig::default()).map_err(CommandError::environment)?;
     let core = reactor.core();
     let log_bytes = Some(options.log_size);
-    let options = FormatOptions { log_bytes, force, replicas: Some(replicas), ..FormatOptions::default() };
+    let mut options =
+        FormatOptions { log_bytes, force, replicas: Some(replicas), ..FormatOptions::default() };
     let formatted = reactor.block_on(async move {
-        format_device(&registry, bdevs, &StoreCores::This(&core), options, &JobHandle::standalone()).await
+        let cores = StoreCores::This(&core);
+        let mut bdevs = raw;
+        if let Some(keys) = keys {
+            if !options.force {
+                check_unused(&registry, raw, &cores).await?;
+            }
+            bdevs = keys.encrypt(&registry, raw)?;
+            // Decrypted, what the device had before looks like anything.
+            options.force = true;
+        }
+        format_device(&registry, bdevs, &cores, options, &JobHandle::standalone()).await
     });
     formatted.map_err(|error| CommandError::operation(format!("{}: {error}", disk.path.display())))?;
     Ok(class_of(durability))
@@ -773,6 +836,8 @@ pub(super) fn add_node(
     listen::check_address(&known, &layout.nodes, replace, options.listen)?;
     // Before anything is changed.
     device.map(|device| NodeDisk::device(device)?.with_log(log)).transpose()?;
+    encryption::check_log(options, log)?;
+    let mut key = NodeKey::prepare(options)?;
     let cluster = map.cluster().map_err(failed)?;
     let pools = map.pools().map_err(failed)?;
     let mut groups = Vec::new();
@@ -820,15 +885,17 @@ pub(super) fn add_node(
     let scratch = layout.directory.join(format!(".node{node}.{}", std::process::id()));
     let disk = device.map_or_else(|| Ok(NodeDisk::file(&scratch, options)), NodeDisk::device)?;
     let disk = disk.with_log(log)?;
-    let made = make_node(&scratch, node, &disk, options, replicas);
+    let made = make_node(&scratch, node, &disk, options, replicas, key.as_mut());
     let made = made.and_then(|class| {
         like.map_or(Ok(()), |like| start_like(&scratch, like))?;
         // The one that it replaces may have been stopped.
         layout.set_stopped(node, false).map_err(CommandError::environment)?;
-        fs::rename(&scratch, layout.node(node)).map_err(CommandError::environment)?;
+        let renamed = fs::rename(&scratch, layout.node(node));
+        renamed.and_then(|()| sync_directory(&layout.directory)).map_err(CommandError::environment)?;
         Ok(class)
     });
     if made.is_err() {
+        key.iter_mut().for_each(NodeKey::discard);
         let _ = fs::remove_dir_all(&scratch);
         if let Some(record) = replace.and_then(|node| known.get(&NodeId(node))) {
             // What has its device is the node still.

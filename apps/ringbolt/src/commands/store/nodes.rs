@@ -191,6 +191,9 @@ impl RunningNodes {
         let log_start = log.metadata().map_or(0, |log| log.len());
         // A node that was added or put back may have paths of another place.
         self.layout.make_relative(node)?;
+        if let Some(problem) = self.layout.key_problem(node) {
+            return Err(CommandError::operation(problem));
+        }
         let program = std::env::current_exe().map_err(CommandError::environment)?;
         let idle = self.reactors.idle.to_possible_value().expect("it has a name on the command line");
         let index = self.layout.nodes.iter().position(|it| *it == node);

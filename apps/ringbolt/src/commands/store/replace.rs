@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use clap::Args;
@@ -42,6 +42,16 @@ pub(crate) struct ReplaceDeviceArgs {
     /// Destroy a store that is on the device; use a device that looks used
     #[arg(long, requires = "device")]
     force: bool,
+    /// Encrypt the device and the logs; a node that is encrypted stays so, with a new key
+    #[arg(long)]
+    encrypt: bool,
+    /// File of the new key: the one that is there, 128 hexadecimal digits, else a new one
+    #[arg(long, value_name = "FILE", conflicts_with = "key_dir")]
+    key_file: Option<PathBuf>,
+    /// Directory for the file of the new key [default: that of the old one, if this was outside of the node's
+    /// directory]
+    #[arg(long, value_name = "DIR")]
+    key_dir: Option<PathBuf>,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -126,7 +136,25 @@ fn new_node(
         record.ok_or_else(|| CommandError::operation(format!("the cluster has no node {}", options.node)))?;
     let listen: Option<SocketAddr> = params["listen"].as_str().and_then(|listen| listen.parse().ok());
     let local = NodeOptions::local(0);
+    let old_key = layout.key_of(options.node);
+    let encrypt = options.encrypt || old_key.is_some();
+    if !encrypt && (options.key_file.is_some() || options.key_dir.is_some()) {
+        let reason = format!("node {} is not encrypted: --encrypt encrypts its new device", options.node);
+        return Err(CommandError::usage(reason));
+    }
+    if let (Some(file), Some(old)) = (&options.key_file, &old_key)
+        && old.is_in(file)
+    {
+        let file = file.display();
+        let reason = format!("--key-file {file} has the key of the old device: the new one needs another");
+        return Err(CommandError::usage(reason));
+    }
+    let elsewhere = old_key.as_ref().and_then(|key| key.directory_elsewhere(&layout.directory));
+    let key_dir = options.key_dir.clone().or_else(|| elsewhere.map(Path::to_path_buf));
     Ok(NodeOptions {
+        encrypt,
+        key_dir: key_dir.filter(|_| options.key_file.is_none()),
+        key_file: options.key_file.clone(),
         size: options.size,
         force: options.force,
         log_size: options.log_size,

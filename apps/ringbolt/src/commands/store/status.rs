@@ -115,8 +115,9 @@ pub(super) fn run(of: &ClusterArgs, as_json: bool) -> Result<(), CommandError> {
             Some(1) => ", primary of 1 group".to_string(),
             Some(groups) => format!(", primary of {groups} groups"),
         };
+        let encrypted = if node["encrypted"] == true { ", encrypted" } else { "" };
         stdout_line!(
-            "node {}{domain}: {}{primaries}{error}{out}{}{}{}{}",
+            "node {}{domain}: {}{encrypted}{primaries}{error}{out}{}{}{}{}",
             node["node"],
             text(&node["state"]),
             prioritized_threads(&node["report"]),
@@ -571,6 +572,7 @@ fn describe_nodes(answers: &NodeAnswers, map: Option<&MapContents>, groups: &[Gr
             "out": map.and_then(|map| map.out.get(&NodeId(node))),
             "tls": map.and_then(|map| map.nodes.get(&NodeId(node))).map(|record| record.tls.name()),
             "weight": map.and_then(|map| map.weights.get(&NodeId(node))),
+            "encrypted": answer.and_then(NodeAnswer::report).map(|report| &report["encrypted"]),
             "primaries": primaries.get(&node).copied().unwrap_or(0),
             "error": answer.and_then(NodeAnswer::error),
             "report": answer.and_then(NodeAnswer::report),
@@ -617,6 +619,14 @@ pub(super) fn status(layout: &ClusterLayout) -> Result<Value, CommandError> {
     if sharing > 0 {
         summary = format!("{summary}; {sharing} have several replicas in one failure domain");
     }
+    let mut nodes = describe_nodes(&answers, map.as_ref(), views);
+    for node in nodes.iter_mut().filter(|node| node["encrypted"].is_null()) {
+        // One that does not answer has a configuration, if it is on this machine.
+        let local = layout.nodes.iter().find(|local| node["node"] == **local);
+        if let Some(local) = local {
+            node["encrypted"] = layout.key_of(*local).is_some().into();
+        }
+    }
     let speed = copy_speed(&groups);
     if speed > 0 {
         summary = format!("{summary}; {} are copied", mib_per_second(speed));
@@ -642,7 +652,7 @@ pub(super) fn status(layout: &ClusterLayout) -> Result<Value, CommandError> {
         "grace_ms": map.as_ref().map(|map| map.settings.grace_ms),
         "pools": map.iter().flat_map(|map| map.pools.keys()).collect::<Vec<_>>(),
         "groups": groups,
-        "nodes": describe_nodes(&answers, map.as_ref(), views),
+        "nodes": nodes,
     }))
 }
 

@@ -160,6 +160,11 @@ pub(super) fn start_node(options: &StartNodeArgs) -> Result<(), CommandError> {
         return Err(CommandError::operation(MapError::Removed(NodeId(node)).to_string()));
     }
     listen.map_or(Ok(()), |listen| listen_elsewhere(&layout, node, listen))?;
+    if UnixStream::connect(layout.socket(node)).is_err()
+        && let Some(problem) = layout.key_problem(node)
+    {
+        return Err(CommandError::operation(problem));
+    }
     let was_stopped = layout.set_stopped(node, false).map_err(CommandError::environment)?;
     let socket = layout.socket(node);
     let end = Instant::now() + START_MAX;

@@ -61,7 +61,10 @@ pub(super) fn ask(layout: &ClusterLayout) -> Result<(NodeAnswers, Option<MapErro
                 Ok(Err(_)) if layout.is_stopped(node) => NodeReply::Stopped(format!(
                     "an operator stopped it; `ringbolt store start-node {node}` starts it"
                 )),
-                Ok(Err(error)) => NodeReply::Silent(error.to_string()),
+                Ok(Err(error)) => NodeReply::Silent(match layout.key_problem(node) {
+                    Some(problem) => format!("{error}; {problem}"),
+                    None => error.to_string(),
+                }),
                 Err(_) => NodeReply::Silent("it could not be asked".to_string()),
             };
             (node, NodeAnswer { answer, is_local: true })
