@@ -216,6 +216,39 @@ fn what_was_cut_off_or_zeroed_comes_back_from_no_snapshot() {
     std::fs::remove_dir_all(directory).unwrap();
 }
 
+/// A node that lacks more than the logs have gets a copy of all objects: what is zero over a snapshot is so
+/// there, too, and not what the snapshot has.
+#[test]
+fn zeroes_over_a_snapshot_survive_the_copy_to_a_node() {
+    let directory = scratch("store-snapshot-zeroes");
+    let options = ["--size=160m", "--nodes=2", "--replicas=2", "--groups=2", "--log-size=2m"];
+    let cluster = Cluster::start(&directory, &options);
+    cluster.ok(&["image", "create", "vol", "24m"]);
+    cluster.wait_until_healthy();
+    write(&cluster, "vol", 0x11, "64k", "0", "6m");
+    snapshot(&cluster, "create", "vol@a");
+    let trim = format!("--filename=store:pool/vol?cluster={}", cluster.path());
+    let trimmed = ringbolt(&["perf", &trim, "--name=t", "--rw=trim", "--bs=64k", "--offset=1m", "--size=1m"]);
+    assert!(trimmed.status.success(), "{}{}", text(&trimmed.stdout), text(&trimmed.stderr));
+    write(&cluster, "vol", 0, "64k", "3m", "1m");
+    snapshot(&cluster, "create", "vol@b");
+    cluster.ok(&["store", "stop-node", "1"]);
+    write(&cluster, "vol", 0x22, "64k", "8m", "16m");
+    cluster.ok(&["store", "start-node", "1"]);
+    cluster.wait_until_healthy();
+    cluster.ok(&["store", "stop-node", "2"]);
+    for image in ["vol@b", "vol"] {
+        check(&cluster, image, 0x11, "0", "1m");
+        check(&cluster, image, 0, "1m", "1m");
+        check(&cluster, image, 0x11, "2m", "1m");
+        check(&cluster, image, 0, "3m", "1m");
+        check(&cluster, image, 0x11, "4m", "2m");
+    }
+    check(&cluster, "vol@a", 0x11, "0", "6m");
+    cluster.end();
+    std::fs::remove_dir_all(directory).unwrap();
+}
+
 /// Blocks of 4 KiB that the writer writes, one after the other.
 const BLOCKS: u64 = 1024;
 

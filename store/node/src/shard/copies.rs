@@ -1,5 +1,8 @@
 //! Objects as they are copied to other replicas, in parts as long as a request: which extents are allocated,
-//! and the blocks that are not zero.
+//! and the blocks that were written.
+//!
+//! Blocks that were written with zeroes are among them: in a volume with a parent, a block that was not
+//! written is what the parent has.
 //!
 //! A part begins with 8 bytes, a bit for each extent, the first one's the lowest; only in the first part of
 //! an object any is set. Runs of blocks follow: offset and length, 4 bytes each, then the bytes; in their
@@ -20,8 +23,8 @@ use objects::SpaceNeed;
 use reactor::Core;
 use replica::{ClientReply, ClientRequest, CopiedPart, ObjectPart, ReplicaEvent};
 use wire_store::{
-    BLOCK_BYTES, BLOCKS_PER_EXTENT, EXTENTS_PER_OBJECT, EntryHeader, OBJECT_BYTES, ObjectId, OnodeContent,
-    Operation,
+    BLOCK_BYTES, BLOCKS_PER_EXTENT, BlockBitmap, EXTENTS_PER_OBJECT, EntryHeader, OBJECT_BYTES, ObjectId,
+    OnodeContent, Operation,
 };
 
 use super::Shard;
@@ -35,6 +38,7 @@ pub(super) const EXTENT_BYTES: usize = BLOCKS_PER_EXTENT * BLOCK_BYTES;
 
 /// Of a part.
 pub(super) const PART_BYTES: u32 = TRANSFER_BYTES_MAX;
+const BLOCKS_PER_PART: usize = PART_BYTES as usize / BLOCK_BYTES;
 /// Parts of an object.
 const PARTS: u32 = OBJECT_BYTES as u32 / PART_BYTES;
 const EXTENTS_PER_PART: u32 = PART_BYTES / EXTENT_BYTES as u32;
@@ -180,18 +184,33 @@ async fn read_part(
     let is_last = next_part(extents, part.number).is_none();
     let mut content = if part.number == 0 { extents } else { 0 }.to_le_bytes().to_vec();
     if extents_of_part(extents, part.number) != 0 {
-        let (sender, receiver) = once();
         let offset = part.number * PART_BYTES;
-        shard.borrow_mut().read_for_copy(part.object, offset, PART_BYTES, Reply::Control(sender));
-        match receiver.await {
-            Some(ControlReply::Data(bytes)) => push_runs(offset, &bytes, &mut content),
-            Some(ControlReply::Done(status)) => {
-                return Err(StoreError::Failed { what: "reading an object for a copy", status });
+        // As of one time: a block that is written meanwhile has it read again.
+        let mut written = written_of_part(&shard.borrow(), part);
+        loop {
+            let (sender, receiver) = once();
+            shard.borrow_mut().read_for_copy(part.object, offset, PART_BYTES, Reply::Control(sender));
+            let bytes = match receiver.await {
+                Some(ControlReply::Data(bytes)) => bytes,
+                Some(ControlReply::Done(status)) => {
+                    return Err(StoreError::Failed { what: "reading an object for a copy", status });
+                }
+                _ => return Err(StoreError::Closed),
+            };
+            let before = std::mem::replace(&mut written, written_of_part(&shard.borrow(), part));
+            if written == before {
+                push_runs(offset, &bytes, |block| written.has(block), &mut content);
+                break;
             }
-            _ => return Err(StoreError::Closed),
         }
     }
     Ok(Some(CopiedPart { part, is_last, content: content.into() }))
+}
+
+/// The blocks of a part that are written when the committed entries are in place.
+fn written_of_part(shard: &Shard, part: ObjectPart) -> BlockBitmap {
+    let first = part.number as usize * BLOCKS_PER_PART;
+    shard.written_blocks(part.object).and(&BlockBitmap::of(first..first + BLOCKS_PER_PART))
 }
 
 /// The extents of a part, of those of its object.
@@ -262,16 +281,20 @@ fn extents_after(extents: Option<ExtentBits>, entry: &EntryHeader) -> Option<Ext
     }
 }
 
-/// Appends the blocks that are not zero, adjacent ones together.
-fn push_runs(offset: u32, bytes: &[u8], out: &mut Vec<u8>) {
+/// Appends the blocks that were written, or are not zero, adjacent ones together. `is_written` gets the number
+/// of a block of the object.
+fn push_runs(offset: u32, bytes: &[u8], is_written: impl Fn(usize) -> bool, out: &mut Vec<u8>) {
+    let first_block = offset as usize / BLOCK_BYTES;
+    let is_copied = |(place, block): &(usize, &[u8])| {
+        is_written(first_block + place) || block.iter().any(|byte| *byte != 0)
+    };
     let mut blocks = bytes.chunks(BLOCK_BYTES).enumerate().peekable();
-    let is_zero = |block: &[u8]| block.iter().all(|byte| *byte == 0);
     while let Some((first, block)) = blocks.next() {
-        if is_zero(block) {
+        if !is_copied(&(first, block)) {
             continue;
         }
         let mut end = (first + 1) * BLOCK_BYTES;
-        while blocks.next_if(|(_, block)| !is_zero(block)).is_some() {
+        while blocks.next_if(is_copied).is_some() {
             end += BLOCK_BYTES;
         }
         let run = &bytes[first * BLOCK_BYTES..end];
@@ -359,14 +382,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_part_has_the_blocks_that_are_not_zero() {
+    fn a_part_has_the_blocks_that_are_not_zero_or_were_written() {
         let mut object = vec![0; OBJECT_BYTES];
         for block in [0, 1, 31, 32, 500, 1023] {
             object[block * BLOCK_BYTES + block] = 7;
         }
         let mut content = 6_u64.to_le_bytes().to_vec();
         for (index, bytes) in object.chunks(PART_BYTES as usize).enumerate() {
-            push_runs(index as u32 * PART_BYTES, bytes, &mut content);
+            push_runs(index as u32 * PART_BYTES, bytes, |block| block == 700, &mut content);
         }
         let PartContent { extents, runs } = PartContent::decode(&content).unwrap();
         assert_eq!(extents, 6);
@@ -375,7 +398,11 @@ mod tests {
             copy[*offset as usize..][..bytes.len()].copy_from_slice(bytes);
         }
         assert!(copy == object);
-        assert_eq!(content.len(), 8 + 6 * BLOCK_BYTES + runs.len() * RUN_HEAD);
+        assert!(
+            runs.iter()
+                .any(|(offset, bytes)| *offset as usize == 700 * BLOCK_BYTES && bytes.len() == BLOCK_BYTES)
+        );
+        assert_eq!(content.len(), 8 + 7 * BLOCK_BYTES + runs.len() * RUN_HEAD);
         for length in (0..8 + RUN_HEAD + BLOCK_BYTES).filter(|length| *length != 8) {
             assert_eq!(PartContent::decode(&content[..length]), None);
         }

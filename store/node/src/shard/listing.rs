@@ -71,7 +71,7 @@ impl Shard {
     }
 
     /// The blocks of an object that are written when the committed entries are in place.
-    fn written_blocks(&self, object: ObjectId) -> BlockBitmap {
+    pub(super) fn written_blocks(&self, object: ObjectId) -> BlockBitmap {
         let stored = self.partition.onode(object).map(|onode| WrittenBlocks::of(&onode.content));
         let entries = self.committed.iter().map(|entry| &entry.header);
         let entries = entries.filter(|entry| entry.object == object && !entry.withheld);
