@@ -327,6 +327,8 @@ enum Logs {
     Elsewhere,
     /// On persistent memory, which tears writes within sectors.
     OnPmem,
+    /// On another one, and crypto bdevs are on both.
+    Encrypted,
     /// On another one, which acknowledges FUA writes from its cache.
     IgnoringFua,
 }
@@ -366,7 +368,7 @@ fn make_disks(seed: u64, bytes: u64, logs: Logs, ignores_fua: bool) -> TestDisks
         }
         make("Log", 1 << 20, block_size, ignores_fua || logs == Logs::IgnoringFua)
     });
-    TestDisks { disk, log }
+    TestDisks { disk, log, are_encrypted: logs == Logs::Encrypted }
 }
 
 fn run_seed(
@@ -456,6 +458,14 @@ fn acknowledged_writes_survive_power_failures_with_the_logs_elsewhere() {
 #[test]
 fn acknowledged_writes_survive_power_failures_with_the_logs_on_pmem() {
     survive_power_failures(Logs::OnPmem, Objects::Thin, Threads::One);
+}
+
+/// A block that was torn is decrypted to parts of what it had before and of what it was to have, as without
+/// encryption.
+#[test]
+fn acknowledged_writes_survive_power_failures_of_encrypted_disks() {
+    survive_power_failures(Logs::Encrypted, Objects::Thin, Threads::One);
+    survive_power_failures(Logs::Encrypted, Objects::Thin, Threads::Prioritized);
 }
 
 fn survive_power_failures(logs: Logs, objects: Objects, threads: Threads) -> Counts {

@@ -303,7 +303,7 @@ impl Cluster {
             };
             create(&Registry::new(), "Log", (4 << 20) / u64::from(block_size), block_size, seed + 1).unwrap()
         });
-        let disks = TestDisks { disk, log };
+        let disks = TestDisks { disk, log, are_encrypted: false };
         let bdevs = disks.bdevs();
         let mut process = Process::start(&disks, &self.clock, &mut self.random);
         let (registry, core) = (process.registry.clone(), process.reactor.core());

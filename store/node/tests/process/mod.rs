@@ -6,6 +6,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use accel::{Cipher, CryptoKey, TweakMode};
 use bdev::Registry;
 use bdev::testing::CrashDisk;
 use os::clock::VirtualClock;
@@ -19,18 +20,46 @@ pub(crate) struct TestDisks {
     pub(crate) disk: CrashDisk,
     /// That of the logs, if they are on one of their own.
     pub(crate) log: Option<CrashDisk>,
+    /// Whether crypto bdevs are on them.
+    pub(crate) are_encrypted: bool,
 }
 
 impl From<CrashDisk> for TestDisks {
     fn from(disk: CrashDisk) -> TestDisks {
-        TestDisks { disk, log: None }
+        TestDisks { disk, log: None, are_encrypted: false }
     }
 }
 
 impl TestDisks {
     /// Their bdevs in a process.
     pub(crate) fn bdevs(&self) -> StoreBdevs<'static> {
-        StoreBdevs { data: "Disk", log: self.log.as_ref().map(|_| "Log") }
+        let [data, log] = if self.are_encrypted { ["CryptoDisk", "CryptoLog"] } else { ["Disk", "Log"] };
+        StoreBdevs { data, log: self.log.as_ref().map(|_| log) }
+    }
+
+    /// Registers them.
+    fn register(&self, registry: &Registry) {
+        registry.register("Disk", None, &[], Arc::new(self.disk.clone())).unwrap();
+        if let Some(log) = &self.log {
+            registry.register("Log", None, &[], Arc::new(log.clone())).unwrap();
+        }
+        if self.are_encrypted {
+            let encrypt = |base: &str, name: &str, mode: TweakMode| {
+                let (key, tweak_key) = ("0f".repeat(32), "a5".repeat(32));
+                let key = CryptoKey::from_hex(
+                    name,
+                    Cipher::AesXts,
+                    mode,
+                    key.as_bytes(),
+                    Some(tweak_key.as_bytes()),
+                );
+                bdev_crypto::create(registry, base, name, Arc::new(key.unwrap())).unwrap();
+            };
+            encrypt("Disk", "CryptoDisk", TweakMode::SimpleLba);
+            if self.log.is_some() {
+                encrypt("Log", "CryptoLog", TweakMode::JoinNegLbaWithLba);
+            }
+        }
     }
 
     pub(crate) fn fail_power(&self, random: &mut WyRand) {
@@ -69,10 +98,7 @@ impl Process {
         memory: dma::ArenaConfig,
     ) -> Process {
         let registry = Registry::new();
-        registry.register("Disk", None, &[], Arc::new(disks.disk.clone())).unwrap();
-        if let Some(log) = &disks.log {
-            registry.register("Log", None, &[], Arc::new(log.clone())).unwrap();
-        }
+        disks.register(&registry);
         let arena = dma::Arena::new(memory);
         let config = ReactorConfig::simulated(clock.clone(), random.next_bits(), 1, &arena);
         let reactor = Reactor::new(&config).unwrap();

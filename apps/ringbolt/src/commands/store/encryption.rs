@@ -267,10 +267,10 @@ pub(super) fn configured_key(config: &Value) -> Option<ConfiguredKey> {
 }
 
 impl ConfiguredKey {
-    /// Where it is, if not in a node's directory.
-    pub(super) fn directory_elsewhere(&self, cluster: &Path) -> Option<&Path> {
-        let is_elsewhere = self.path.is_absolute() && !self.path.starts_with(cluster);
-        self.path.parent().filter(|_| is_elsewhere)
+    /// The directory that it is in, if that is not its node's.
+    pub(super) fn directory_elsewhere(&self, cluster: &Path, node: u32) -> Option<PathBuf> {
+        let directory = cluster.join(&self.path).parent()?.to_path_buf();
+        (directory != cluster.join(format!("node{node}"))).then_some(directory)
     }
 
     /// Whether the key in a file is this one. A file that cannot be used has none.
@@ -330,14 +330,16 @@ mod tests {
                 { "key_file": "node1/data.key", "check_value": "00d5581adc4f00ee" } }] },
             { "subsystem": "bdev", "config": [] }] });
         let key = configured_key(&config).unwrap();
-        assert_eq!(key.directory_elsewhere(Path::new("/cluster")), None);
+        assert_eq!(key.directory_elsewhere(Path::new("/cluster"), 1), None);
         let problem = key.problem(Path::new("/nonexistent"), 1).unwrap();
         assert!(
             problem.starts_with("the key of node 1, /nonexistent/node1/data.key: No such file"),
             "{problem}"
         );
         assert!(configured_key(&json!({ "subsystems": [{ "config": [] }] })).is_none());
-        let key = ConfiguredKey { path: "/keys/a.key".into(), check_value: None };
-        assert_eq!(key.directory_elsewhere(Path::new("/cluster")), Some(Path::new("/keys")));
+        for (path, directory) in [("/keys/a.key", "/keys"), ("keys/a.key", "/cluster/keys")] {
+            let key = ConfiguredKey { path: path.into(), check_value: None };
+            assert_eq!(key.directory_elsewhere(Path::new("/cluster"), 1), Some(directory.into()));
+        }
     }
 }

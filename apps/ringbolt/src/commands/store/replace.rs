@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use clap::Args;
@@ -10,6 +10,7 @@ use cluster_map::{NodeId, ReplicaId, TlsPolicy};
 use serde_json::{Value, json};
 
 use super::arguments::{ClusterArgs, NodeOptions, TlsOption};
+use super::encryption::{self, NodeKey};
 use super::layout::{self, ClusterLayout};
 use super::stop;
 use crate::command_error::CommandError;
@@ -67,6 +68,8 @@ pub(super) fn run(options: &ReplaceDeviceArgs) -> Result<(), CommandError> {
     }
     let params = start_params(&layout, node)?;
     let new = new_node(&layout, options, &params)?;
+    encryption::check_log(&new, options.log.as_deref())?;
+    NodeKey::prepare(&new)?;
     check_others(&layout, node)?;
     let was_stopped = layout.is_stopped(node);
     stop::stop(&layout, node, false)?;
@@ -149,8 +152,8 @@ fn new_node(
         let reason = format!("--key-file {file} has the key of the old device: the new one needs another");
         return Err(CommandError::usage(reason));
     }
-    let elsewhere = old_key.as_ref().and_then(|key| key.directory_elsewhere(&layout.directory));
-    let key_dir = options.key_dir.clone().or_else(|| elsewhere.map(Path::to_path_buf));
+    let elsewhere = old_key.and_then(|key| key.directory_elsewhere(&layout.directory, options.node));
+    let key_dir = options.key_dir.clone().or(elsewhere);
     Ok(NodeOptions {
         encrypt,
         key_dir: key_dir.filter(|_| options.key_file.is_none()),
