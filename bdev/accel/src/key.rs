@@ -92,8 +92,8 @@ pub enum CryptoKeyError {
     File(KeyError),
     /// The key is another one than the call expects.
     #[error(
-        "{source_name} has the key with the check value {found}, and not the one with {wanted}: what was written with that one \
-         cannot be read with it"
+        "{source_name} has the key with the check value {found}, and not the one with {wanted}: what was \
+         written with that one cannot be read with it"
     )]
     OtherKey {
         /// Where the secret came from.

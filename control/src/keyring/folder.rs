@@ -73,8 +73,8 @@ impl Keyring {
         }
     }
 
-    /// Reads a file that [`store`](Self::store) has written, now or in an earlier process, or another one, which
-    /// may have a relative path: it is read once.
+    /// Reads a file that [`store`](Self::store) has written, now or in an earlier process, or another one,
+    /// which may have a relative path: it is read once.
     ///
     /// # Errors
     /// As of [`Key::read`](super::Key::read), but for [`KeyError::RelativePath`].

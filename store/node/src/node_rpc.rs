@@ -169,7 +169,8 @@ impl Module for NodeModule {
                     "Describes the replicas of this node: their state, and why a group is not served. Not an SPDK method.",
                     "object with `node`, `state` (`serves`, or `leaving` while others take over), `cluster`, \
                      `address`, `bdev_name`, `log_bdev_name`, `encrypted` if its data and its logs are on \
-                     crypto bdevs, `durability`, `lease_ms`, `grace_ms`, `replicas`, `volumes` with what clients did to images, `checksum_cache_limit_bytes`, \
+                     crypto bdevs, `durability`, `lease_ms`, `grace_ms`, `replicas`, `volumes` with what \
+                     clients did to images, `checksum_cache_limit_bytes`, \
                      `threads` with their wake-ups, `spare_partitions`, `failed_partitions`, `refused`, \
                      `without_room`, `connections` with and without TLS, `scrub` with what scrubs do and \
                      found since the start, `map` with what the node has seen of the map, and `nodes` with \

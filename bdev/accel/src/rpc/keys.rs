@@ -73,9 +73,9 @@ control::parameters! {
         keyring_key: Option<String>,
         /// Path of a file with the same instead: `save_config` names that of the key folder; not in SPDK
         key_file: Option<String>,
-        /// Key check value, 16 hexadecimal digits: the call fails if the key has another one, as where its file
-        /// was replaced. It is the first half of 16 bytes of zeroes that were encrypted with the tweak 2^128 - 1;
-        /// not in SPDK
+        /// Key check value, 16 hexadecimal digits: the call fails if the key has another one, as where its
+        /// file was replaced. It is the first half of 16 bytes of zeroes that were encrypted with the tweak
+        /// 2^128 - 1; not in SPDK
         check_value: Option<String>,
         /// How the tweaks are made
         tweak_mode: TweakMode = TweakMode::SimpleLba,

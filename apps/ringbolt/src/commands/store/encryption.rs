@@ -1,7 +1,7 @@
 //! Encryption at rest of a node: its key, and the crypto bdevs between its devices and its store.
 //!
-//! A node has one key, in a file. Its logs, where they are on a device of their own, have other tweaks than its
-//! data, so that no block of the two devices is encrypted in the same way.
+//! A node has one key, in a file. Its logs, where they are on a device of their own, have other tweaks than
+//! its data, so that no block of the two devices is encrypted in the same way.
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind};
@@ -149,8 +149,9 @@ impl NodeKey {
         Ok(Some(NodeKey { keys, digits, place, made: None }))
     }
 
-    /// Writes the file of the key of a node, whose directory is `directory` now, unless it is there. Returns its
-    /// path as the configuration has it. It is durable on return, but for the name of the node's directory.
+    /// Writes the file of the key of a node, whose directory is `directory` now, unless it is there. Returns
+    /// its path as the configuration has it. It is durable on return, but for the name of the node's
+    /// directory.
     fn store(&mut self, directory: &Path, node: u32) -> Result<PathBuf, CommandError> {
         let (path, of_config) = match &self.place {
             KeyPlace::Existing(path) => return Ok(path.clone()),
@@ -242,8 +243,8 @@ fn random_digits() -> io::Result<Secret> {
 pub(super) fn check_log(options: &NodeOptions, log: Option<&Path>) -> Result<(), CommandError> {
     match log {
         Some(log) if options.encrypt && pmem::is_persistent(log) => Err(CommandError::usage(format!(
-            "--encrypt: {} is persistent memory, and the logs of an encrypted node are not there: give it logs on another \
-             device, or none",
+            "--encrypt: {} is persistent memory, and the logs of an encrypted node are not there: give it \
+             logs on another device, or none",
             log.display()
         ))),
         _ => Ok(()),
@@ -294,8 +295,8 @@ impl ConfiguredKey {
             Err(error) => error,
         };
         Some(format!(
-            "the key of node {node}, {}: {why}. Put the file of the key in order; if the key is lost, so is what the node has: \
-             `ringbolt store replace-device {node}` gives it an empty device",
+            "the key of node {node}, {}: {why}. Put the file of the key in order; if the key is lost, so is \
+             what the node has: `ringbolt store replace-device {node}` gives it an empty device",
             path.display()
         ))
     }

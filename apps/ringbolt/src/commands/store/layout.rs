@@ -113,8 +113,8 @@ impl ClusterLayout {
         match self.nodes.iter().find(|node| self.key_of(**node).is_none()) {
             None => Ok(()),
             Some(node) => Err(CommandError::usage(format!(
-                "--encrypt is for the nodes of a new cluster, and node {node} of {} is not encrypted: `ringbolt store \
-                 replace-device {node} --encrypt` gives it an encrypted device",
+                "--encrypt is for the nodes of a new cluster, and node {node} of {} is not encrypted: \
+                 `ringbolt store replace-device {node} --encrypt` gives it an encrypted device",
                 self.directory.display()
             ))),
         }
@@ -756,7 +756,8 @@ fn make_node(
     Ok(class)
 }
 
-/// Makes the file of a node, or formats its device, through crypto bdevs with `keys`. Returns where a write is when the node acknowledges it.
+/// Makes the file of a node, or formats its device, through crypto bdevs with `keys`. Returns where a write is
+/// when the node acknowledges it.
 fn format(
     disk: &NodeDisk,
     raw: StoreBdevs<'static>,
