@@ -528,6 +528,7 @@ fn interrupted_commands_go_on() {
     let reason = "is the begin of another export";
     refused(&cluster, &["export-diff", "vol@two", &file, "--resume"], reason);
     assert!(std::fs::read(&partial).unwrap() == stream);
+    a_last_short_block_is_exported_once(&cluster, &directory);
     killed_in_the_middle(&cluster, &directory, [&one, &two]);
 
     // The volume of a snapshot may be empty once that was removed.
@@ -544,6 +545,42 @@ fn interrupted_commands_go_on() {
     assert!(!ends_whole);
     cluster.end();
     std::fs::remove_dir_all(directory).unwrap();
+}
+
+/// Exports go on behind each record, also where that is the last, short block of the image.
+fn a_last_short_block_is_exported_once(cluster: &Cluster, directory: &Path) {
+    let size = 9_000_448;
+    cluster.ok(&["image", "create", "odd", &size.to_string()]);
+    let mut model = vec![0; size];
+    let last = size - 1024;
+    let changes = vec![Change::Write(0, vec![1; 2 * BLOCK]), Change::Write(last, vec![2; 2 * BLOCK])];
+    change(cluster, "odd", &mut model, changes);
+    cluster.ok(&["image", "snapshot", "create", "odd@data"]);
+    let with_data = model.clone();
+    let changes = vec![Change::Write(MIB, vec![3; 2 * BLOCK]), Change::Zero(last, 2 * BLOCK)];
+    change(cluster, "odd", &mut model, changes);
+    cluster.ok(&["image", "snapshot", "create", "odd@zeroes"]);
+    for (snapshot, from, expected) in [("data", None, &with_data), ("zeroes", Some("data"), &model)] {
+        let (path, file) = path_of(directory, snapshot);
+        let partial = directory.join(format!("{snapshot}.partial"));
+        export(cluster, &format!("odd@{snapshot}"), &file, from);
+        let stream = std::fs::read(&path).unwrap();
+        let ends = piece_ends(&stream);
+        assert_eq!(ends.len(), 3);
+        // The end record does not count.
+        for length in ends.iter().copied().chain([stream.len()]) {
+            std::fs::remove_file(&path).unwrap();
+            std::fs::write(&partial, &stream[..length]).unwrap();
+            let name = format!("odd@{snapshot}");
+            let mut arguments = vec!["image", "export-diff", &name, &file, "--resume", "--json"];
+            arguments.extend(from.into_iter().flat_map(|from| ["--from", from]));
+            let exported = json(&cluster.ok(&arguments));
+            assert_eq!(exported["resumed_at"], length.min(ends[2]), "{exported:#}");
+            assert!(std::fs::read(&path).unwrap() == stream, "{length} of {} bytes", stream.len());
+        }
+        import(cluster, &file, "odd-backup");
+        assert_same(cluster, "odd-backup", expected);
+    }
 }
 
 /// What is written, for who has given the writer away.

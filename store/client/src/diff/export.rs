@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use cluster_map::ParentVolume;
 use reactor::Core;
-use wire_store::{BlockBitmap, DiffEncoder, DiffHeader, DiffSnapshot, OBJECT_BYTES};
+use wire_store::{BLOCK_BYTES, BlockBitmap, DiffEncoder, DiffHeader, DiffSnapshot, OBJECT_BYTES};
 
 use super::DiffError;
 use super::plan::{BlockSearch, ChangedVolume, DiffPart, SnapshotChain, changed_volumes, checksum_of};
@@ -97,7 +97,8 @@ impl DiffExport {
     ///
     /// # Errors
     /// [`DiffError::SnapshotRemoved`] if snapshots of the image were removed meanwhile: then the stream has
-    /// no end, and what it has may be wrong. Else [`DiffError`]: it can be gone on with.
+    /// no end, and what it has may be wrong. [`DiffError::Stream`] of a position at which no record of this
+    /// stream ends. Else [`DiffError`]: it can be gone on with.
     pub async fn write<W: Write + Send + 'static>(
         &self,
         core: &Core,
@@ -105,6 +106,7 @@ impl DiffExport {
         position: DiffPosition,
         mut progress: impl FnMut(u64, u64),
     ) -> Result<(ExportedDiff, W), DiffError> {
+        check_position(position.offset, self.header.to.bytes)?;
         let watch = PoolWatch::start(&self.cluster, &self.pool)?;
         let pool = watch.view().0.pool.clone();
         // Snapshots are only read, beside a client that writes the image.
@@ -167,6 +169,10 @@ impl DiffExport {
         let end = self.header.to.bytes.div_ceil(OBJECT_BYTES as u64);
         let first = offset / OBJECT_BYTES as u64;
         let mut all = BTreeSet::new();
+        // The last block may be a short one: its end is not the begin of another one.
+        if offset >= self.header.to.bytes {
+            return Ok(VecDeque::new());
+        }
         for volume in changed {
             let range = volume.objects();
             let kind = SweepKind::Indices { end: range.end.min(end) };
@@ -190,6 +196,17 @@ impl DiffExport {
             }
             Err(error) => Err(error),
         }
+    }
+}
+
+/// Refuses an offset at which no record of an image of this size ends.
+fn check_position(offset: u64, bytes: u64) -> Result<(), DiffError> {
+    match offset == bytes || (offset < bytes && offset.is_multiple_of(BLOCK_BYTES as u64)) {
+        true => Ok(()),
+        false => Err(DiffError::Stream(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            format!("no record of an image of {bytes} bytes ends at its byte {offset}"),
+        ))),
     }
 }
 
@@ -413,7 +430,7 @@ impl DiffRecords {
 
 #[cfg(test)]
 mod tests {
-    use wire_store::{BLOCK_BYTES, DiffRecord};
+    use wire_store::DiffRecord;
 
     use super::*;
     use crate::diff::stream::{DiffPiece, DiffReader};
@@ -468,6 +485,18 @@ mod tests {
         assert_eq!(fill(true).exported.data_bytes, 2 * block);
         // What is zero in a new image takes nothing.
         assert_eq!(pieces(fill(false)), [all[1], all[4]]);
+    }
+
+    #[test]
+    fn a_stream_goes_on_where_a_record_may_end() {
+        let bytes = 9_000_448;
+        for offset in [0, 4096, 8_998_912, bytes] {
+            assert!(check_position(offset, bytes).is_ok(), "{offset}");
+        }
+        for offset in [512, 8_998_912 + 512, bytes - 512, bytes + 512, 9_003_008] {
+            let error = check_position(offset, bytes).unwrap_err().to_string();
+            assert!(error.contains(&format!("ends at its byte {offset}")), "{error}");
+        }
     }
 
     #[test]
