@@ -363,6 +363,80 @@ fn an_interrupted_removal_leaves_no_image_and_its_name_is_free() {
     assert_eq!(removed.image, image);
 }
 
+/// Changes of the head that end before they replace the file of the image.
+#[test]
+fn an_image_whose_changes_were_interrupted_is_changed_again() {
+    let file = MapFile::new("interrupted");
+    let (map, first) = map_with_image(&file);
+    let path = file.0.join("images/p.vol");
+    let found = || map.images().unwrap()[&("p".to_string(), "vol".to_string())].clone();
+    let change = |known: &ImageEntry, to: &ImageEntry| map.change_image("p", "vol", known, to).unwrap();
+    let kept = std::fs::read(&path).unwrap();
+    let second = first.with_snapshot("a", 7, 101);
+    assert!(change(&first, &second));
+    std::fs::write(&path, &kept).unwrap();
+    assert_eq!(found(), second);
+    // The next one, by a program that did not complete it.
+    let third = second.with_snapshot("b", 7, 102);
+    std::fs::create_dir(file.0.join("sizes/101")).unwrap();
+    std::fs::write(file.0.join("sizes/101/2"), serde_json::to_vec(&third).unwrap()).unwrap();
+    assert_eq!(found(), third);
+    assert!(!change(&second, &second.with_snapshot("c", 7, 103)));
+    let mut newest = third;
+    for head in 104..110 {
+        // One that changes the size alone, and one that changes the head.
+        let sized = ImageEntry { bytes: newest.bytes + 4096, ..newest.clone() };
+        let kept = std::fs::read(&path).unwrap();
+        assert!(change(&newest, &sized));
+        std::fs::write(&path, &kept).unwrap();
+        assert_eq!(found(), sized);
+        newest = sized.with_snapshot(&head.to_string(), 7, head);
+        let kept = std::fs::read(&path).unwrap();
+        assert!(change(&sized, &newest) && !change(&sized, &newest));
+        std::fs::write(&path, &kept).unwrap();
+        assert_eq!(found(), newest);
+    }
+    // What the map has of a head that was dropped goes, and the image stays as it is.
+    let image = ImageEntry::new(Uuid::nil(), found_volume(&path), 4096);
+    assert_ne!(image.volume, newest.volume);
+    map.image_is_empty(&RemovedImage::new("p", "vol (dropped)", image)).unwrap();
+    assert_eq!(found(), newest);
+    let kept = std::fs::read(&path).unwrap();
+    let last = newest.with_snapshot("last", 7, 200);
+    assert!(change(&newest, &last));
+    std::fs::write(&path, &kept).unwrap();
+    assert_eq!(map.backup().unwrap().records["images/p.vol"], serde_json::to_value(&last).unwrap());
+    // A removal that ends after its first step, and a pool that gets another name.
+    map.rename_pool("p", "q").unwrap();
+    map.rename_image("q", "vol", "other", Some(&last)).unwrap();
+    let path = file.0.join("images/q.other");
+    let removed = map.remove_image("q", "other", Some(&last)).unwrap();
+    assert_eq!(removed.image.volume, 200);
+    std::fs::write(&path, &kept).unwrap();
+    assert!(map.images().unwrap().is_empty());
+    map.image_is_empty(&removed).unwrap();
+    assert!(map.images().unwrap().is_empty() && !path.exists());
+}
+
+/// The head that the file of an image has.
+fn found_volume(path: &std::path::Path) -> u64 {
+    serde_json::from_slice::<ImageEntry>(&std::fs::read(path).unwrap()).unwrap().volume
+}
+
+/// Heads that lead to each other are damage.
+#[test]
+fn heads_without_an_end_are_an_error() {
+    let file = MapFile::new("heads");
+    let (map, first) = map_with_image(&file);
+    let second = first.with_snapshot("a", 7, 101);
+    for (of, to) in [(first.volume, &second), (101, &first)] {
+        std::fs::create_dir(file.0.join(format!("sizes/{of}"))).unwrap();
+        std::fs::write(file.0.join(format!("sizes/{of}/1")), serde_json::to_vec(to).unwrap()).unwrap();
+    }
+    let error = map.images().unwrap_err().to_string();
+    assert!(error.contains("more than 32 heads after each other"), "{error}");
+}
+
 #[test]
 fn one_of_those_that_attach_an_image_at_the_same_time_has_it() {
     let file = MapFile::new("locks");

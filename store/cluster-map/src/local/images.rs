@@ -3,6 +3,10 @@
 //! What changes by compare-and-swap has a directory, as a group: a file for each version, whose name is its
 //! number, made by link(2). The newest counts. An image that was never changed has the file that its creation
 //! made, which older programs read and write: it follows the newest version.
+//!
+//! The directory is that of the volume which is the head. A version that has another head leads to the
+//! directory of that one. A program may be killed before it has replaced the file of the image: who reads the
+//! file goes from head to head, and who changes the image replaces the file first.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -31,6 +35,19 @@ fn size_directory(volume: u64) -> PathBuf {
 
 fn removed_path(volume: u64) -> PathBuf {
     Path::new("removed-images").join(volume.to_string())
+}
+
+/// Most changes of the head of an image of which its file may have none. There is one at most: each change
+/// completes the one before it. More are damage, or a cycle.
+const HEADS_MAX: usize = 32;
+
+/// An image as it was changed last.
+struct FoundImage {
+    /// The number of that version in the directory of its head; 0 if there is none.
+    number: u64,
+    image: ImageEntry,
+    /// The head that the file of the image has, and those after it.
+    heads: Vec<u64>,
 }
 
 impl LocalMap {
@@ -99,16 +116,52 @@ impl LocalMap {
 
     fn image(&self, pool: &str, name: &str) -> Result<Option<(u64, ImageEntry)>, MapError> {
         let Some(created) = self.read::<ImageEntry>(&image_path(pool, name))? else { return Ok(None) };
-        if self.root.join(removed_path(created.volume)).exists() {
-            return Ok(None);
-        }
-        self.newest_image(created).map(Some)
+        let found = self.found_image(created)?;
+        Ok((!self.is_removed(&found)).then_some((found.number, found.image)))
     }
 
-    /// An image as it was changed last, with the number of that version.
-    pub(super) fn newest_image(&self, created: ImageEntry) -> Result<(u64, ImageEntry), MapError> {
-        let newest = self.newest_version::<ImageEntry>(&size_directory(created.volume))?;
-        Ok(newest.filter(|(_, entry)| entry.uuid == created.uuid).unwrap_or((0, created)))
+    /// The same for who changes it, under the lock of names. A change that was interrupted is completed first.
+    fn image_to_change(&self, pool: &str, name: &str) -> Result<(u64, ImageEntry), MapError> {
+        let missing = || MapError::Missing(format!("image {pool}/{name}"));
+        let (number, image) = self.image(pool, name)?.ok_or_else(missing)?;
+        let path = image_path(pool, name);
+        if self.read::<ImageEntry>(&path)?.is_some_and(|file| file != image) {
+            self.publish(&path, &image, Publish::Replace)?;
+        }
+        Ok((number, image))
+    }
+
+    /// An image as it was changed last.
+    ///
+    /// # Errors
+    /// [`MapError::Record`] if its heads lead to no last one.
+    pub(super) fn newest_image(&self, created: ImageEntry) -> Result<ImageEntry, MapError> {
+        Ok(self.found_image(created)?.image)
+    }
+
+    /// Goes from the head that the file of an image has to the newest one.
+    fn found_image(&self, created: ImageEntry) -> Result<FoundImage, MapError> {
+        let mut found = FoundImage { number: 0, image: created, heads: Vec::new() };
+        loop {
+            let volume = found.image.volume;
+            found.heads.push(volume);
+            let newest = self.newest_version::<ImageEntry>(&size_directory(volume))?;
+            match newest.filter(|(_, entry)| entry.uuid == found.image.uuid) {
+                Some((_, image)) if image.volume != volume => found.image = image,
+                Some((number, image)) => return Ok(FoundImage { number, image, ..found }),
+                None => return Ok(found),
+            }
+            if found.heads.len() == HEADS_MAX {
+                let what = self.root.join(size_directory(volume)).display().to_string();
+                let reason = format!("the image has more than {HEADS_MAX} heads after each other");
+                return Err(MapError::Record { what, reason });
+            }
+        }
+    }
+
+    /// Whether a removal of an image has begun.
+    fn is_removed(&self, found: &FoundImage) -> bool {
+        found.heads.iter().any(|head| self.root.join(removed_path(*head)).exists())
     }
 
     /// The files of images count as they are: what was changed since they were made is forgotten.
@@ -148,7 +201,7 @@ impl LocalMap {
     ) -> Result<bool, MapError> {
         let _names = self.lock_names(FlockOperation::LockExclusive)?;
         let missing = || MapError::Missing(format!("image {pool}/{name}"));
-        let (number, image) = self.image(pool, name)?.ok_or_else(missing)?;
+        let (number, image) = self.image_to_change(pool, name)?;
         if image != *known || !self.add_version(&size_directory(image.volume), number + 1, to)? {
             return Ok(false);
         }
@@ -170,7 +223,7 @@ impl LocalMap {
     ) -> Result<(), MapError> {
         let _names = self.lock_names(FlockOperation::LockExclusive)?;
         let missing = || MapError::Missing(format!("image {pool}/{name}"));
-        let (_, image) = self.image(pool, name)?.ok_or_else(missing)?;
+        let (_, image) = self.image_to_change(pool, name)?;
         image.check_known(known, pool, name)?;
         self.free_removed_name(pool, to)?;
         let paths = [name, to].map(|name| image_path(pool, name));
@@ -192,7 +245,7 @@ impl LocalMap {
     ) -> Result<RemovedImage, MapError> {
         let _names = self.lock_names(FlockOperation::LockExclusive)?;
         let missing = || MapError::Missing(format!("image {pool}/{name}"));
-        let (_, image) = self.image(pool, name)?.ok_or_else(missing)?;
+        let (_, image) = self.image_to_change(pool, name)?;
         image.check_known(known, pool, name)?;
         image.check_unprotected(pool, name)?;
         let volume = image.volume;
@@ -208,12 +261,12 @@ impl LocalMap {
     /// A removal that was interrupted keeps its name from no other image.
     pub(super) fn free_removed_name(&self, pool: &str, name: &str) -> Result<(), MapError> {
         let path = image_path(pool, name);
-        match self.read::<ImageEntry>(&path)? {
-            Some(image) if self.root.join(removed_path(image.volume)).exists() => {
-                self.remove(&path).map(drop)
-            }
-            _ => Ok(()),
+        if let Some(image) = self.read::<ImageEntry>(&path)?
+            && self.is_removed(&self.found_image(image)?)
+        {
+            self.remove(&path)?;
         }
+        Ok(())
     }
 
     pub(super) fn all_removed(&self) -> Result<BTreeMap<u64, RemovedImage>, MapError> {
@@ -233,9 +286,12 @@ impl LocalMap {
         let volume = removed.image.volume;
         let path = image_path(&removed.pool, &removed.name);
         // A removal that was interrupted has left it. It may be that of a later image.
-        if self.read::<ImageEntry>(&path)?.is_some_and(|image| image.volume == volume) {
+        if let Some(image) = self.read::<ImageEntry>(&path)?
+            && self.found_image(image)?.heads.contains(&volume)
+        {
             self.remove(&path)?;
         }
+        self.complete_changes(volume)?;
         for directory in [size_directory(volume), lock_directory(volume)] {
             let path = self.root.join(directory);
             match fs::remove_dir_all(&path) {
@@ -244,6 +300,23 @@ impl LocalMap {
             }
         }
         self.remove(&removed_path(volume)).map(drop)
+    }
+
+    /// Replaces the file of an image that leads to its newest head through this volume, under the lock of
+    /// names. Without the directory of the volume the image would be as it was before.
+    fn complete_changes(&self, volume: u64) -> Result<(), MapError> {
+        if !self.root.join(size_directory(volume)).exists() {
+            return Ok(());
+        }
+        for file in self.names(Path::new("images"))?.iter().filter(|file| file.contains('.')) {
+            let path = Path::new("images").join(file);
+            let Some(created) = self.read::<ImageEntry>(&path)? else { continue };
+            let found = self.found_image(created)?;
+            if found.image.volume != volume && found.heads.contains(&volume) {
+                self.publish(&path, &found.image, Publish::Replace)?;
+            }
+        }
+        Ok(())
     }
 
     /// Renews a lease: the time of its file is now.

@@ -63,7 +63,7 @@ impl LocalMap {
                 && let Some(image) = plain_name(image)
                 && let Some(entry) = self.read::<ImageEntry>(&image_path(pool, &image))?
             {
-                images.push((image, entry.volume));
+                images.push((image, self.newest_image(entry)?.volume));
             }
         }
         Ok(images)

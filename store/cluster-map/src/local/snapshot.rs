@@ -98,7 +98,7 @@ impl LocalMap {
             return self.read(&path);
         }
         let Some(created) = self.read::<ImageEntry>(&path)? else { return Ok(None) };
-        let (_, image) = self.newest_image(created)?;
+        let image = self.newest_image(created)?;
         Ok(Some(serde_json::to_value(image).expect("it has names as keys")))
     }
 
