@@ -21,7 +21,7 @@ use serde_json::Value;
 use store::{Cluster, signal};
 use store_client::{
     AttachOptions, ClusterImage, DiffError, DiffExport, DiffPosition, EtcdOptions, ImageName, ImportOptions,
-    ImportedDiff, import_diff,
+    ImportedDiff, ReclaimError, create_snapshot, import_diff,
 };
 use wire_store::{DiffDecoder, DiffItem};
 
@@ -491,8 +491,37 @@ fn what_does_not_fit_is_refused_and_changes_nothing() {
     cluster.ok(&["image", "unprotect", "backup"]);
     import(&cluster, &file("small"), "backup");
     assert_same(&cluster, "backup", &two[..4 * MIB]);
+    the_volumes_below_each_other_have_a_limit(&cluster, &file("deep"));
     cluster.end();
     std::fs::remove_dir_all(directory).unwrap();
+}
+
+/// What is discarded may stand on fewer volumes than the snapshot below the import.
+fn the_volumes_below_each_other_have_a_limit(cluster: &Cluster, file: &str) {
+    cluster.ok(&["image", "create", "deep", "1m"]);
+    let client = client(cluster);
+    let made = block_on(move |core| async move {
+        for number in 0..64 {
+            let name = format!("s{number}");
+            create_snapshot(&core, &client, ("pool", "deep"), &name, false).await?;
+        }
+        Ok::<_, ReclaimError>(())
+    });
+    made.unwrap();
+    cluster.ok(&["image", "create", "source", "1m"]);
+    for snapshot in ["source@s63", "source@next"] {
+        cluster.ok(&["image", "snapshot", "create", snapshot]);
+    }
+    export(cluster, "source@next", file, Some("s63"));
+    let reason = "image pool/deep has 64 volumes below each other, the most that it may have";
+    refused(cluster, &["import-diff", file, "deep"], reason);
+    cluster.ok(&["image", "flatten", "deep"]);
+    let info = || json(&cluster.ok(&["image", "info", "deep", "--json"]));
+    let before = info();
+    refused(cluster, &["import-diff", file, "deep"], "has changes since its snapshot s63");
+    refused(cluster, &["import-diff", file, "deep", "--discard-changes"], reason);
+    assert_eq!(info(), before);
+    assert_same(cluster, "deep", &vec![0; MIB]);
 }
 
 #[test]

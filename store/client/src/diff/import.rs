@@ -212,7 +212,12 @@ impl ImportTarget {
         };
         let mut entry = find()?;
         let newest = base_of(&entry, (pool, name), header, from)?.clone();
-        check_limits(&cluster.map().images()?, pool, name, &entry)?;
+        let images = cluster.map().images()?;
+        check_limits(&images, pool, name, &entry)?;
+        if options.discard_changes {
+            // What is discarded may stand on fewer volumes, or on none.
+            check_limits(&images, pool, name, &entry.rolled_back(&newest, entry.volume))?;
+        }
         if header.to.bytes < entry.bytes {
             entry.check_unprotected(pool, name)?;
         }
