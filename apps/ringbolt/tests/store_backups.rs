@@ -663,6 +663,30 @@ fn killed_in_the_middle(cluster: &Cluster, directory: &Path, [one, two]: [&[u8];
     stop(Signal::CONT);
     cluster.ok(&["image", "export-diff", "vol@two", &file, "--from", "one", "--resume"]);
     assert!(path.exists() && !partial.exists());
+    // Another one makes the file meanwhile.
+    let whole = std::fs::read(&path).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    stop(Signal::STOP);
+    let mut export = Command::new(env!("CARGO_BIN_EXE_ringbolt"));
+    export.args(["image", "export-diff", "vol@two", &file, "--from", "one", "--cluster", cluster.path()]);
+    let export = export.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    // It has looked for the file when it asks nodes.
+    let files = PathBuf::from(format!("/proc/{}/fd", export.id()));
+    let is_socket = |link: PathBuf| link.to_string_lossy().starts_with("socket:");
+    wait("exporting", &|| {
+        let mut links = std::fs::read_dir(&files).unwrap().flatten();
+        links.any(|file| std::fs::read_link(file.path()).is_ok_and(is_socket))
+    });
+    std::fs::write(&path, "of another one").unwrap();
+    stop(Signal::CONT);
+    let said = stderr_of(&export.wait_with_output().unwrap());
+    assert!(said.contains("it was made by another one since the export began"), "{said}");
+    assert!(said.contains("killed.partial has the whole export, and --resume gives it the name"), "{said}");
+    assert_eq!(std::fs::read(&path).unwrap(), b"of another one");
+    assert!(std::fs::read(&partial).unwrap() == whole);
+    std::fs::remove_file(&path).unwrap();
+    cluster.ok(&["image", "export-diff", "vol@two", &file, "--from", "one", "--resume"]);
+    assert!(std::fs::read(&path).unwrap() == whole && !partial.exists());
     // The map says that the import has begun before it waits for a node; its image is free at once.
     let image = || json(&cluster.ok(&["image", "info", "backup", "--json"]));
     let stream = std::fs::read(&path).unwrap();

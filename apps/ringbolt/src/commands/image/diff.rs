@@ -12,6 +12,8 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use reactor::{Core, Reactor, ReactorConfig};
+use rustix::fs::{CWD, RenameFlags};
+use rustix::io::Errno;
 use serde_json::json;
 use store_client::{
     DiffError, DiffExport, DiffPosition, ExportedDiff, ImageName, ImportOptions, import_diff, read_started,
@@ -241,9 +243,33 @@ impl PartialFile {
             Some(parent) if !parent.as_os_str().is_empty() => parent,
             _ => Path::new("."),
         };
-        let named = self.file.sync_all().and_then(|()| std::fs::rename(&self.partial, &self.path));
-        let synced = named.and_then(|()| File::open(directory)?.sync_all());
-        synced.map_err(at(&self.path))
+        self.file.sync_all().map_err(at(&self.partial))?;
+        name_new(&self.partial, &self.path).map_err(|error| {
+            let reason = match error.kind() {
+                io::ErrorKind::AlreadyExists => {
+                    "it was made by another one since the export began".to_string()
+                }
+                _ => error.to_string(),
+            };
+            CommandError::operation(format!(
+                "{}: {reason}; {} has the whole export, and --resume gives it the name once that is free",
+                self.path.display(),
+                self.partial.display()
+            ))
+        })?;
+        File::open(directory).and_then(|directory| directory.sync_all()).map_err(at(&self.path))
+    }
+}
+
+/// Gives a file another name, which no file may have.
+fn name_new(from: &Path, to: &Path) -> io::Result<()> {
+    match rustix::fs::renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
+        // As of NFS, which has hard links.
+        Err(Errno::INVAL | Errno::NOSYS) => {
+            std::fs::hard_link(from, to)?;
+            std::fs::remove_file(from)
+        }
+        renamed => Ok(renamed?),
     }
 }
 
