@@ -451,6 +451,28 @@ fn what_does_not_fit_is_refused_and_changes_nothing() {
     refused(&cluster, &["import-diff", &file("one"), "--pool=none", "new"], "there is no pool none");
     assert!(!directory.join("new").exists() && !directory.join("new.partial").exists());
 
+    for name in ["", "a/b"] {
+        let reason = format!("{name:?} is no name of an image: 1 to 64 bytes without `/`\n");
+        let said = stderr_of(&cluster.run(&["image", "import-diff", &file("one"), name]));
+        assert!(said.ends_with(&reason), "{said}");
+    }
+    assert_eq!(json(&cluster.ok(&["image", "list", "--trash", "--json"])), serde_json::json!([]));
+    // A file of something else is not written.
+    let new = file("new");
+    for resume in [None, Some("--resume")] {
+        std::fs::write(directory.join("new.partial"), "of another one").unwrap();
+        let mut arguments = vec!["export-diff", "vol@two", &new];
+        arguments.extend(resume);
+        refused(&cluster, &arguments, "new.partial is no export that was interrupted: remove it");
+        assert_eq!(std::fs::read(directory.join("new.partial")).unwrap(), b"of another one");
+    }
+    std::fs::remove_file(directory.join("new.partial")).unwrap();
+    let program = env!("CARGO_BIN_EXE_ringbolt");
+    let line = format!("{program} image export-diff --cluster {} vol@two -", cluster.path());
+    let said = stderr_of(&Command::new("sh").args(["-c", &format!("{line} >&-")]).output().unwrap());
+    assert!(said.contains("standard output is closed"), "{said}");
+    assert!(Command::new("sh").args(["-c", &format!("{line} >/dev/null")]).status().unwrap().success());
+
     // Changes of the backup.
     let mut changed = one.clone();
     change(&cluster, "backup", &mut changed, vec![Change::Write(0, vec![3; BLOCK])]);

@@ -51,3 +51,4 @@ pub use store_image::IMAGE_BLOCK_BYTES;
 pub use trash::{
     TrashEntry, check_plain_name, purge_image, rename_image, restore_image, trash, trash_image, trashed_image,
 };
+pub use wire_store::DIFF_MAGIC;

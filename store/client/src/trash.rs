@@ -3,7 +3,7 @@
 //! An image in the trash is an image whose record says so, under a name that no client opens. Programs of
 //! older releases see an image with a strange name, and remove nothing of it.
 
-use cluster_map::{ImageEntry, MapError, TrashedImage};
+use cluster_map::{ImageEntry, MapError, TrashedImage, check_image_name};
 use reactor::Core;
 
 use crate::cluster::check_whole;
@@ -156,7 +156,7 @@ pub fn check_plain_name(name: &str) -> Result<(), ClientError> {
     } else if name.contains(|c: char| c.is_control() || "?#%\\".contains(c)) {
         "a name has no control characters, and none of `?`, `#`, `%` and `\\`".to_string()
     } else {
-        return Ok(());
+        return Ok(check_image_name(name)?);
     };
     Err(MapError::Invalid(format!("{name:?}: {reason}")).into())
 }
@@ -212,6 +212,10 @@ mod tests {
             ["trash.1", "a@b", "-x", "--force", ".", "..", "a?b", "a#b", "a%20", "a\\b", "a\tb", "\u{7f}"]
         {
             assert!(check_plain_name(name).is_err(), "{name}");
+        }
+        for name in ["", "a/b", &"a".repeat(65)] {
+            let error = check_plain_name(name).unwrap_err().to_string();
+            assert!(error.ends_with("is no name of an image: 1 to 64 bytes without `/`"), "{error}");
         }
     }
 }

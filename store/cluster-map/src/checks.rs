@@ -104,7 +104,10 @@ pub(crate) fn check_pool(
 }
 
 /// Refuses what is no name of an image.
-pub(crate) fn check_image_name(name: &str) -> Result<(), MapError> {
+///
+/// # Errors
+/// [`MapError::Invalid`].
+pub fn check_image_name(name: &str) -> Result<(), MapError> {
     if name.is_empty() || name.len() > 64 || name.contains(['/', '\n']) {
         return Err(MapError::Invalid(format!("{name:?} is no name of an image: 1 to 64 bytes without `/`")));
     }

@@ -54,6 +54,7 @@ pub use backup::MapBackup;
 pub use chain::{
     ChildVolume, Images, LAYERS_MAX, SNAPSHOTS_MAX, check_snapshot_name, children_of, parents_of, snapshot_of,
 };
+pub use checks::check_image_name;
 pub use etcd::{EtcdFiles, EtcdMap};
 pub use groups::random_volume;
 pub use image::{ImageEntry, RemovedImage, TrashedImage};

@@ -11,7 +11,9 @@ use codec::{DecodeError, crc32c};
 use crate::fields::{array, check_zero, open, put, seal, u32_at, u64_at};
 use crate::{BLOCK_BYTES, SECTOR_BYTES};
 
-const HEADER_MAGIC: [u8; 4] = *b"RBDH";
+/// How each stream begins.
+pub const DIFF_MAGIC: [u8; 4] = *b"RBDH";
+const HEADER_MAGIC: [u8; 4] = DIFF_MAGIC;
 const RECORD_MAGIC: [u8; 4] = *b"RBDR";
 const NAMES: [usize; 3] = [112, 176, 240];
 const RESERVED: usize = 304;

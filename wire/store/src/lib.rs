@@ -33,7 +33,9 @@ pub use bitmap::BlockBitmap;
 pub use checkpoint::{CheckpointRecord, UnsettledBlock};
 pub use codec::{DecodeError, crc32c};
 pub use device_state::DeviceState;
-pub use diff::{DiffDecoder, DiffEncoder, DiffHeader, DiffItem, DiffRecord, DiffRecordKind, DiffSnapshot};
+pub use diff::{
+    DIFF_MAGIC, DiffDecoder, DiffEncoder, DiffHeader, DiffItem, DiffRecord, DiffRecordKind, DiffSnapshot,
+};
 pub use image::ImageRecord;
 pub use log::{EntryHeader, EntryLayout, LogHeader, LogSector, Operation};
 pub use onode::{EXTENTS_PER_OBJECT, INLINE_BYTES_MAX, ObjectBlockMap, ObjectId, Onode, OnodeContent};

@@ -6,17 +6,18 @@ use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, BufReader, IsTerminal, Seek, SeekFrom};
 use std::os::fd::AsFd;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use clap::Args;
 use reactor::{Core, Reactor, ReactorConfig};
-use rustix::fs::{CWD, RenameFlags};
+use rustix::fs::{CWD, OFlags, RenameFlags};
 use rustix::io::Errno;
 use serde_json::json;
 use store_client::{
-    DiffError, DiffExport, DiffPosition, ExportedDiff, ImageName, ImportOptions, import_diff, read_started,
+    DIFF_MAGIC, DiffError, DiffExport, DiffPosition, ExportedDiff, ImageName, ImportOptions, import_diff,
+    read_started,
 };
 
 use super::cluster::open;
@@ -120,6 +121,11 @@ pub(super) fn export(options: ExportDiffArgs) -> Result<(), CommandError> {
         if stdout.is_terminal() {
             return Err(CommandError::usage("standard output is a terminal: name a file, or use a pipe"));
         }
+        if is_closed(&stdout) {
+            return Err(CommandError::usage(
+                "standard output is closed, or discards it: name a file, or use a pipe",
+            ));
+        }
         let stdout = File::from(stdout.as_fd().try_clone_to_owned().map_err(at(&file))?);
         write(export, stdout, DiffPosition::default(), name)?.map_err(CommandError::operation)?;
         return Ok(());
@@ -148,6 +154,16 @@ pub(super) fn export(options: ExportDiffArgs) -> Result<(), CommandError> {
         stdout_line!("{}: {stream_bytes} bytes, {data_bytes} of data", file.display());
     }
     Ok(())
+}
+
+/// Whether standard output was closed: the standard library opens /dev/null in its place, to be read and written.
+/// A shell that is to discard the stream opens it to be written.
+fn is_closed(stdout: &impl AsFd) -> bool {
+    let is_null = |stat: rustix::fs::Stat| {
+        std::fs::metadata("/dev/null").is_ok_and(|null| stat.st_rdev == null.rdev() && null.rdev() != 0)
+    };
+    let is_read = |flags: OFlags| flags & OFlags::ACCMODE == OFlags::RDWR;
+    rustix::fs::fstat(stdout).is_ok_and(is_null) && rustix::fs::fcntl_getfl(stdout).is_ok_and(is_read)
 }
 
 fn write(
@@ -204,6 +220,14 @@ impl PartialFile {
             .is_ok_and(|named| (named.dev(), named.ino()) == (opened.dev(), opened.ino()));
         if !is_it || exists(path) || !opened.is_file() {
             return Err(in_use());
+        }
+        let mut begin = [0; DIFF_MAGIC.len()];
+        let length = file.read_at(&mut begin, 0).map_err(at(&partial))?;
+        if !DIFF_MAGIC.starts_with(&begin[..length]) {
+            return Err(CommandError::operation(format!(
+                "{} is no export that was interrupted: remove it, or name another file",
+                partial.display()
+            )));
         }
         let mut position = DiffPosition::default();
         if resume {
