@@ -120,7 +120,8 @@ impl LocalMap {
         Ok((!self.is_removed(&found)).then_some((found.number, found.image)))
     }
 
-    /// The same for who changes it, under the lock of names. A change that was interrupted is completed first.
+    /// The same for who changes it, under the lock of names.
+    /// A change that was interrupted is completed first.
     fn image_to_change(&self, pool: &str, name: &str) -> Result<(u64, ImageEntry), MapError> {
         let missing = || MapError::Missing(format!("image {pool}/{name}"));
         let (number, image) = self.image(pool, name)?.ok_or_else(missing)?;

@@ -156,8 +156,8 @@ pub(super) fn export(options: ExportDiffArgs) -> Result<(), CommandError> {
     Ok(())
 }
 
-/// Whether standard output was closed: the standard library opens /dev/null in its place, to be read and written.
-/// A shell that is to discard the stream opens it to be written.
+/// Whether standard output was closed: the standard library opens /dev/null in its place, for reads and writes.
+/// A shell that is to discard the stream opens it for writes only.
 fn is_closed(stdout: &impl AsFd) -> bool {
     let is_null = |stat: rustix::fs::Stat| {
         std::fs::metadata("/dev/null").is_ok_and(|null| stat.st_rdev == null.rdev() && null.rdev() != 0)
