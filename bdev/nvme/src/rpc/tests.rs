@@ -1,3 +1,6 @@
+use std::sync::Arc;
+
+use bdev::rpc::BdevModule;
 use control::ControlPlane;
 
 use super::*;
