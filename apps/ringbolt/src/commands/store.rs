@@ -65,7 +65,7 @@ pub(crate) enum StoreCommand {
         ringbolt store up --device /dev/nvme0n1 --device /dev/nvme1n1 --device /dev/nvme2n1\n  \
         ringbolt store up --nodes 2 --listen 10.0.0.1:7001 --tls required\n  \
         ringbolt store up --nodes 2 --cores 0-3 --cores 4-7\n  \
-        ringbolt store up --device /dev/nvme0n1 --device /dev/nvme1n1 --encrypt --key-dir /etc/ringbolt/keys\n\n\
+        ringbolt store up --device /dev/nvme0n1 --encrypt --key-dir /etc/ringbolt/keys\n\n\
         Each node is a process with a file, or a device. A node that ends is started again. In another terminal:\n  \
         ringbolt image create --cluster ringbolt-store vol 1g\n  \
         ringbolt perf --filename=store:pool/vol --rw=randwrite --iodepth=16 --runtime=5 --time_based\n  \
