@@ -111,8 +111,8 @@ pub(crate) enum ImageCommand {
     #[command(
         after_help = "Examples:\n  ringbolt image export-diff --cluster ringbolt-store vol@monday vol-monday\n  \
         ringbolt image export-diff --cluster ringbolt-store vol@tuesday vol-tuesday --from monday\n  \
-        ringbolt image export-diff --cluster ringbolt-store vol@tuesday - --from monday | \
-        ssh backup ringbolt image import-diff --cluster /srv/store - vol\n\n\
+        ringbolt image export-diff vol@tuesday - --from monday \\\n      \
+        | ssh backup ringbolt image import-diff --cluster /srv/store - vol\n\n\
         A server may have the image attached. What was written between the snapshots is read, and nothing \
         else. A file is FILE.partial until it is whole."
     )]
