@@ -39,9 +39,9 @@ pub(crate) type ListTargets = Arc<dyn Fn() -> Vec<Arc<dyn BalancedTarget>> + Sen
 
 struct BalancerShared {
     reactors: Vec<ReactorHandle>,
-    /// Held while masks are read and targets are told of them, so that the last are those in force. Taken
-    /// before the state's lock.
-    telling: Mutex<()>,
+    /// Locked while masks are read and applied to the targets, so that the newest are applied last. Locked
+    /// before the state.
+    applying: Mutex<()>,
     state: Mutex<BalancerState>,
     changed: Condvar,
 }
@@ -60,9 +60,9 @@ struct BalancerState {
 
 impl Balancer {
     pub(crate) fn new(reactors: Vec<ReactorHandle>) -> Arc<Balancer> {
-        let (telling, state, changed) = (Mutex::default(), Mutex::default(), Condvar::new());
+        let (applying, state, changed) = (Mutex::default(), Mutex::default(), Condvar::new());
         Arc::new(Balancer {
-            shared: Arc::new(BalancerShared { reactors, telling, state, changed }),
+            shared: Arc::new(BalancerShared { reactors, applying, state, changed }),
             thread: Mutex::default(),
         })
     }
@@ -115,7 +115,7 @@ impl Balancer {
     /// The connections could be on no core, or the thread cannot be created. Nothing is changed.
     pub(crate) fn set_mask(&self, reactor: usize, cpus: &[u32]) -> Result<(), MaskError> {
         let cores: Vec<u32> = self.shared.reactors.iter().map(ReactorHandle::cpu).collect();
-        let telling = sync::lock(&self.shared.telling);
+        let applying = sync::lock(&self.shared.applying);
         let masks = sync::lock(&self.shared.state).masks.with(reactor, cpus, &cores)?;
         if !masks.excluded().is_empty() {
             self.start().map_err(|error| MaskError::Thread(error.kind()))?;
@@ -132,7 +132,7 @@ impl Balancer {
         if let Some(targets) = targets {
             move_away(&targets(), &masks);
         }
-        drop(telling);
+        drop(applying);
         Ok(())
     }
 
@@ -175,7 +175,7 @@ impl BalancerShared {
             };
             let Some(targets) = targets.filter(|_| period.is_some() || has_excluded) else { continue };
             let targets = targets();
-            let _telling = sync::lock(&self.telling);
+            let _applying = sync::lock(&self.applying);
             let masks = sync::lock(&self.state).masks.clone();
             if period.is_none() {
                 move_away(&targets, &masks);

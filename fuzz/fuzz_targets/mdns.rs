@@ -1,4 +1,5 @@
-//! Multicast DNS: the decoder, a search and a responder with packets of any bytes. Decoded messages round-trip.
+//! Multicast DNS: the decoder, a search and a responder with packets of any bytes. Decoded messages
+//! round-trip.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

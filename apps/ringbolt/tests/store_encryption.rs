@@ -250,9 +250,9 @@ fn without_its_key_a_node_does_not_start_and_its_device_stays_as_it_is() {
 
     // Swapped keys.
     let swap = || {
-        fs::rename(&key, directory.join("aside")).unwrap();
+        fs::rename(&key, directory.join("swapped")).unwrap();
         fs::rename(&other, &key).unwrap();
-        fs::rename(directory.join("aside"), &other).unwrap();
+        fs::rename(directory.join("swapped"), &other).unwrap();
     };
     swap();
     let refused = stderr_of(&ringbolt(&create));

@@ -67,8 +67,8 @@ impl MdnsSearches {
         if addresses.iter().all(Ipv4Addr::is_loopback) {
             log::warn!(
                 target: "bdev_nvme",
-                "{name}: no interface but the loopback has an IPv4 address: stop the search and start it anew \
-                 when one has"
+                "{name}: no interface but the loopback has an IPv4 address: stop the search and start it \
+                 anew when one has"
             );
         }
         let discovery = mdns::Discovery::start(service, addresses, move |service| {

@@ -16,8 +16,8 @@ const FIRST_INTERVAL_MS: u64 = 1000;
 const INTERVAL_MAX_MS: u64 = 3_600_000;
 /// Reports of an instance at most, each with another address, port or text.
 const REPORTS_MAX: usize = 8;
-/// Bytes of the attributes of an instance that are remembered; longer ones are ignored (RFC 6763, section 6.2,
-/// recommends no more).
+/// Bytes of the attributes of an instance that are remembered; longer ones are ignored (RFC 6763, section
+/// 6.2, recommends no more).
 const TEXT_BYTES_MAX: usize = 1300;
 /// Questions about what is missing of an instance that was heard of, a second apart.
 const RESOLUTIONS_MAX: u32 = 3;

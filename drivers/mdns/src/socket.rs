@@ -28,8 +28,8 @@ impl MulticastSocket {
         let socket = socket_with(AddressFamily::INET, SocketType::DGRAM, flags, None)?;
         sockopt::set_socket_reuseaddr(&socket, true)?;
         sockopt::set_socket_reuseport(&socket, true)?;
-        // Only what is sent to the group is received: nothing of other networks (RFC 6762, section 11), and no
-        // answer that is meant for another program with this port.
+        // Only what is sent to the group is received: nothing of other networks (RFC 6762, section 11), and
+        // no answer that is meant for another program with this port.
         bind(&socket, &SocketAddrV4::new(GROUP, PORT))?;
         let socket = UdpSocket::from(socket);
         socket.set_multicast_ttl_v4(TTL)?;

@@ -422,7 +422,8 @@ impl Reactor {
         let busiest = self.pollers.iter().max_by_key(|entry| entry.busy_ticks);
         log::warn!(
             target: "reactor",
-            "{} on core {}: one turn took {} ms (limit {} ms; busiest poller {}); the core was blocked or taken away",
+            "{} on core {}: one turn took {} ms (limit {} ms; busiest poller {}); the core was blocked or \
+             taken away",
             self.name,
             self.remote.cpu,
             ns / 1_000_000,

@@ -529,8 +529,8 @@ impl<N: CoreNetwork> ImageChannel<N> {
             self.schedule(number, give_up_ns);
         } else {
             log::warn!(
-                "logical group {group} has ended the session of a client that was silent: a write that was sent \
-                 several times is not repeated"
+                "logical group {group} has ended the session of a client that was silent: a write that was \
+                 sent several times is not repeated"
             );
             self.finish(number, Status::INTERNAL_ERROR, None);
         }

@@ -42,7 +42,8 @@ pub enum DiffError {
     Read(Status),
     /// A write failed.
     #[error(
-        "the image cannot be written: {0}; does its cluster serve, and has it space? `ringbolt store status` says"
+        "the image cannot be written: {0}; does its cluster serve, and has it space? `ringbolt store status` \
+         says"
     )]
     Write(Status),
     /// This process has no memory for I/O, or no thread.
@@ -67,7 +68,8 @@ pub enum DiffError {
     },
     /// The volumes of a snapshot are others than they were.
     #[error(
-        "snapshots of image {pool}/{image} were removed while it was read, so that the stream is not valid: export it anew"
+        "snapshots of image {pool}/{image} were removed while it was read, so that the stream is not valid: \
+         export it anew"
     )]
     SnapshotRemoved {
         /// Pool.
@@ -112,8 +114,8 @@ pub enum DiffError {
     },
     /// The snapshot that the stream begins at has the name of the image's, and is another one.
     #[error(
-        "snapshot {pool}/{image}@{from} is the copy of another snapshot than the {from} that the stream begins at: that was made anew since; \
-         import the whole image under another name"
+        "snapshot {pool}/{image}@{from} is the copy of another snapshot than the {from} that the stream \
+         begins at: that was made anew since; import the whole image under another name"
     )]
     ForeignBase {
         /// Pool.
@@ -135,7 +137,8 @@ pub enum DiffError {
     },
     /// The image was written, resized or rolled back since its newest snapshot.
     #[error(
-        "image {pool}/{image} has changes since its snapshot {newest}: --discard-changes removes them for good"
+        "image {pool}/{image} has changes since its snapshot {newest}: --discard-changes removes them for \
+         good"
     )]
     HeadChanged {
         /// Pool.
@@ -147,8 +150,8 @@ pub enum DiffError {
     },
     /// The image has a part of another stream.
     #[error(
-        "image {pool}/{image} has a part of another stream, to snapshot {other}: import that again, which goes \
-         on, or --discard-changes, which removes the part"
+        "image {pool}/{image} has a part of another stream, to snapshot {other}: import that again, which \
+         goes on, or --discard-changes, which removes the part"
     )]
     OtherImport {
         /// Pool.

@@ -62,8 +62,8 @@ impl ClusterImage {
 }
 
 impl<N: CoreNetwork> ClusterImage<N> {
-    /// An image that this process has attached already, whatever its record says of who may open it. It makes
-    /// no snapshots that others ask for.
+    /// An image that this process has attached already, also one that no client may open. It makes no
+    /// snapshots that others request.
     pub(crate) fn of_attached(pool: &str, found: &FoundImage, held: Emptied) -> ClusterImage<N> {
         ClusterImage {
             pool: pool.to_string(),

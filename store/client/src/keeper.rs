@@ -1,8 +1,8 @@
 //! A channel that is polled without requests, too.
 //!
-//! Whoever has a channel polls it while it has requests in flight. A group ends a session of which it hears
-//! nothing, so that an image that is open and not used for a while has to be heard of: a poller of the core
-//! looks after the channel now and then, which costs nothing in between.
+//! The owner of a channel polls it while it has requests in flight. A group ends a session that is silent, so
+//! the sessions of an image without requests have to be renewed: a poller of the core polls the channel once a
+//! period, which costs nothing in between.
 
 use std::cell::RefCell;
 use std::rc::{Rc, Weak};

@@ -77,8 +77,9 @@ impl PartitionContents {
 }
 
 /// Reads the metadata of the store on a bdev, and with `data` every written block, which is compared with its
-/// checksum. Blocks that entries of the log change are left out: a crash may have left them in any state, and they are
-/// written again when the store is opened. `progress` gets the blocks that were compared so far. Nothing is written.
+/// checksum. Blocks that entries of the log change are left out: a crash may have left them in any state, and
+/// they are written again when the store is opened. `progress` gets the blocks that were compared so far.
+/// Nothing is written.
 ///
 /// # Errors
 /// [`StoreError::NoStore`], and what the device reports.
@@ -119,7 +120,8 @@ pub async fn inspect(
                 continue;
             }
         };
-        // A replica that moved left its objects without the entries that complete them; the next one begins with none.
+        // A replica that moved left its objects without the entries that complete them; the next one begins
+        // with none.
         let Some((mut partition, log, entries)) = loaded else {
             partitions.push(PartitionContents::spare(index, &superblock));
             continue;

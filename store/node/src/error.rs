@@ -37,8 +37,8 @@ pub enum StoreError {
     NoStore(DecodeError),
     /// What the crypto bdev gives of its device is no superblock.
     #[error(
-        "{bdev} has no store when it is decrypted with its key: the key or the device is another one than when it was \
-         formatted, or it was formatted without a key; nothing on it is changed"
+        "{bdev} has no store when it is decrypted with its key: the key or the device is another one than \
+         when it was formatted, or it was formatted without a key; nothing on it is changed"
     )]
     NotDecrypted {
         /// The crypto bdev.
@@ -90,8 +90,8 @@ pub enum StoreError {
     Exists,
     /// Formatting may destroy an encrypted store.
     #[error(
-        "the device begins with data that looks encrypted, as that of an encrypted node does: force formats it all \
-         the same"
+        "the device begins with data that looks encrypted, as that of an encrypted node does: force formats \
+         it all the same"
     )]
     LooksEncrypted,
     /// The device cannot be formatted like this.

@@ -25,8 +25,8 @@ const LOG_BYTES: std::ops::RangeInclusive<u64> = (1 << 20)..=(64 << 20);
 /// A log holds several of the longest entries.
 const LOG_BYTES_MIN: u64 = 256 << 10;
 
-/// Blocks of a checkpoint record: one sector, the applied requests of as many clients as are remembered, and as many
-/// unsettled blocks as there can be.
+/// Blocks of a checkpoint record: one sector, the applied requests of as many clients as are remembered, and
+/// as many unsettled blocks as there can be.
 pub(crate) const CHECKPOINT_BLOCKS: u32 =
     (CHECKPOINT_BYTES_MIN + UNSETTLED_MAX * UnsettledBlock::SIZE).div_ceil(BLOCK_BYTES) as u32;
 /// Without room for unsettled blocks.
@@ -41,10 +41,11 @@ pub struct ReplicaFormat {
     pub node: Uuid,
     /// The logical groups, one a partition.
     pub groups: Vec<u32>,
-    /// The groups are new, so that nothing of them is written anywhere. Otherwise the replicas need a copy of what others
-    /// have.
+    /// The groups are new, so that nothing of them is written anywhere. Otherwise the replicas need a copy of
+    /// what others have.
     pub are_new: bool,
-    /// Generation of the first checkpoint records: 0 if they are new, else [`generation_now`](Self::generation_now).
+    /// Generation of the first checkpoint records: 0 if they are new, else
+    /// [`generation_now`](Self::generation_now).
     pub generation: u64,
     /// Partitions for replicas that the node gets later.
     pub spare: u32,

@@ -639,8 +639,8 @@ impl Shard {
             }
             (true, Some(replication)) => {
                 log::warn!(
-                    "store on {name}, partition {index}: the device answers nothing for 10 s: its replica gives its \
-                     place to another one, if enough others are in sync"
+                    "store on {name}, partition {index}: the device answers nothing for 10 s: its replica \
+                     gives its place to another one, if enough others are in sync"
                 );
                 replication.device_hangs(true);
             }

@@ -380,8 +380,8 @@ fn connect_io_queue(
     if association.host_id() != data.host_id {
         return Err(ConnectError::invalid_parameter(true, ConnectData::HOSTID_AT));
     }
-    // An association with a generated key has it on all queues, and no other has it. One that is to generate a
-    // key has no I/O queue, through no listener.
+    // An association with a generated key has it on all queues, and no other has it. One that is to generate
+    // a key has no I/O queue, through no listener.
     if association.concatenates()
         || association.generated_identity() != context.secure.and_then(|channel| channel.generated.clone())
     {

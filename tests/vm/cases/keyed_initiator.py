@@ -31,7 +31,8 @@ class KeyedInitiator:
         assert "nn1" in attached, attached
 
     def is_rejected(self, options):
-        assert self.rpc(f"bdev_nvme_attach_controller {self.path} {options}").rc != 0, f"attached with {options}"
+        attached = self.rpc(f"bdev_nvme_attach_controller {self.path} {options}")
+        assert attached.rc != 0, f"attached with {options}"
 
     def detach(self):
         self.check("bdev_nvme_detach_controller name=n")

@@ -127,7 +127,7 @@ fn name_at(from: &[u8], index: usize) -> Result<String, DecodeError> {
     Ok(name.map_err(|_| DecodeError::Text { what: "a name in the diff", reason })?.to_string())
 }
 
-/// What a record says of a range of the image.
+/// The kind of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum DiffRecordKind {

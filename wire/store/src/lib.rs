@@ -4,9 +4,9 @@
 //! A device begins with a [`Superblock`], or with a [`LogSuperblock`] if it has logs alone, and its
 //! [`DeviceState`]. The first divides it into partitions, each with a [`PartitionHeader`] and [`Onode`]s of
 //! 512 bytes. An operation log has two [`LogHeader`]s and entries, each an [`EntryHeader`] with data. A
-//! replica's checkpoints are [`CheckpointRecord`]s. The stream of a [`DiffHeader`] is a backup. Every structure has a magic number, a version, a CRC32C
-//! and its own location, and is one sector of 512 bytes or less, which devices write whole. Integers are
-//! little-endian. `docs/formats/store.md` has the tables.
+//! replica's checkpoints are [`CheckpointRecord`]s. The stream of a [`DiffHeader`] is a backup. Every
+//! structure has a magic number, a version, a CRC32C and its own location, and is one sector of 512 bytes or
+//! less, which devices write whole. Integers are little-endian. `docs/formats/store.md` has the tables.
 //!
 //! ```
 //! use wire_store::{ObjectId, Onode, OnodeContent};

@@ -1,5 +1,6 @@
 //! Bytes made by another encoder (Python's `struct`, with a bitwise CRC32C of RFC 3720) from the tables of
-//! `docs/formats/store.md` and `docs/formats/image-diff.md`. The checksum covers what follows the first 128 bytes.
+//! `docs/formats/store.md` and `docs/formats/image-diff.md`. The checksum covers what follows the first 128
+//! bytes.
 #![allow(clippy::unwrap_used)]
 
 use wire_store::*;

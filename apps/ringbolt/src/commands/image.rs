@@ -108,22 +108,21 @@ pub(crate) enum ImageCommand {
         the same command begins anew, and `ringbolt image purge --expired` removes it.")]
     Copy(CopyArgs),
     /// Export a snapshot of an image of a cluster, or what differs between two, as a file or through a pipe
-    #[command(
-        after_help = "Examples:\n  ringbolt image export-diff --cluster ringbolt-store vol@monday vol-monday\n  \
+    #[command(after_help = "Examples:\n  \
+        ringbolt image export-diff --cluster ringbolt-store vol@monday vol-monday\n  \
         ringbolt image export-diff --cluster ringbolt-store vol@tuesday vol-tuesday --from monday\n  \
         ringbolt image export-diff vol@tuesday - --from monday \\\n      \
         | ssh backup ringbolt image import-diff --cluster /srv/store - vol\n\n\
         A server may have the image attached. What was written between the snapshots is read, and nothing \
-        else. A file is FILE.partial until it is whole."
-    )]
+        else. A file is FILE.partial until it is whole.")]
     ExportDiff(ExportDiffArgs),
     /// Bring an image of a cluster up to date with what `image export-diff` has exported
     #[command(
         after_help = "Examples:\n  ringbolt image import-diff --cluster ringbolt-store vol-monday backup\n  \
         ringbolt image import-diff --cluster ringbolt-store vol-tuesday backup\n\n\
         The newest snapshot of the image must be the one that the diff begins at, without changes since; \
-        afterwards it has the one that the diff leads to. A diff of everything makes the image. No server may \
-        have the image attached meanwhile. An import that was interrupted goes on when it is repeated."
+        afterwards it has the one that the diff leads to. A diff of everything makes the image. No server \
+        may have the image attached meanwhile. An import that was interrupted goes on when it is repeated."
     )]
     ImportDiff(ImportDiffArgs),
     /// Snapshots of the images of a cluster

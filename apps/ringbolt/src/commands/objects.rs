@@ -54,8 +54,8 @@ pub(crate) struct FormatArgs {
     /// Partitions, each owned by one core of a server [default: one for each 16 GiB, 1 to 16]
     #[arg(long)]
     partitions: Option<u32>,
-    /// Size of each partition's log [default: a 32nd of the partition, 1 MiB to 64 MiB; with --log, an equal share of it, at most
-    /// 64 MiB]
+    /// Size of each partition's log [default: a 32nd of the partition, 1 MiB to 64 MiB; with --log, an equal
+    /// share of it, at most 64 MiB]
     #[arg(long, value_parser = parse_size)]
     log_size: Option<u64>,
     /// File or block device for the logs; without, they are on the first one
@@ -101,7 +101,8 @@ pub(crate) fn run(command: ObjectsCommand) -> Result<(), CommandError> {
 /// A file, and the size with which it is created if it is not there.
 type StoreFile<'a> = (&'a Path, Option<u64>);
 
-/// Opens the devices of a store, that of the logs if it is another one; `change` completes the configuration of each.
+/// Opens the devices of a store, that of the logs if it is another one; `change` completes the configuration
+/// of each.
 fn open(
     data: StoreFile<'_>,
     log: Option<StoreFile<'_>>,
@@ -132,7 +133,8 @@ pub(super) fn create_file(wanted: &UringConfig) -> Result<(), CommandError> {
     Ok(())
 }
 
-/// Creates the device of a store's logs: on persistent memory if the file is there, else as the configuration says.
+/// Creates the device of a store's logs: on persistent memory if the file is there, else as the configuration
+/// says.
 pub(super) fn create_log(registry: &Registry, wanted: UringConfig) -> Result<(), CommandError> {
     // Only a file says whether it is on persistent memory.
     create_file(&wanted)?;
@@ -225,7 +227,7 @@ fn read(options: &InspectArgs, data: bool) -> Result<StoreContents, CommandError
     contents.map_err(|error| match error {
         StoreError::NoStore(_) if keys.is_none() && begins_encrypted(&options.path) => failed(
             &options.path,
-            &"it is not read without a key: it looks encrypted, and --key-file names the key of an encrypted node",
+            &"it looks encrypted, and is not read without the key of its node: --key-file names its file",
         ),
         error => failed(&options.path, &error),
     })

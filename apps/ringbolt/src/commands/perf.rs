@@ -40,8 +40,8 @@ use options::{PerfOutputFormat, ProgressReporter, RunOptions};
     Options, job files, units and JSON are fio's; an unsupported option is an error that names it. \
     Targets: files and devices through psync, pvsync2, libaio, io_uring (iou, iou-c, iou-s) or \
     io_uring_cmd, each job a process unless --thread; null:SIZE, malloc:SIZE, uring:PATH, aio:PATH, \
-    model:PROFILE, store:POOL/IMAGE[?cluster=DIR], nvme+tcp://HOST:PORT/NQN?ns=N, nvme+rdma://HOST:PORT/NQN?ns=N, \
-    accel:OPERATION?size=BYTES and bdevs of -c FILE through ioengine=bdev, each job on a reactor.")]
+    model:PROFILE, store:POOL/IMAGE[?cluster=DIR], nvme+tcp://HOST:PORT/NQN?ns=N, \
+    nvme+rdma://HOST:PORT/NQN?ns=N, accel:OPERATION?size=BYTES and bdevs of -c FILE through ioengine=bdev, each job on a reactor.")]
 pub(crate) struct Perf {
     /// fio options, as --rw=randread, and job files; --cmdhelp lists the options
     #[arg(value_name = "OPTION|JOBFILE", trailing_var_arg = true, allow_hyphen_values = true)]

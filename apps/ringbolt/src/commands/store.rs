@@ -120,9 +120,9 @@ pub(crate) enum StoreCommand {
         ringbolt store replace-device 3 --size 100g --json\n  \
         ringbolt store replace-device 3 --device /dev/nvme2n1 --encrypt\n\n\
         `ringbolt store up` of the directory runs it, at the address and in the domain that it had. It is \
-        refused where too few replicas would be in sync without it, or none. An encrypted node stays encrypted, \
-        with a new key. The old device is refused if it \
-        comes back: it is that of a node which is replaced.")]
+        refused where too few replicas would be in sync without it, or none. An encrypted node stays \
+        encrypted, with a new key. The old device is refused if it comes back: it is that of a node which is \
+        replaced.")]
     ReplaceDevice(ReplaceDeviceArgs),
     /// Give a node another share of the data: some replicas move to it, or from it to others
     #[command(after_help = "Example:\n  ringbolt store weight 2 5120")]

@@ -33,8 +33,8 @@ pub(super) fn methods() -> Vec<Method<AccelModule>> {
             .errors(&[
                 (
                     RpcError::INVALID_PARAMS,
-                    "a key has this name, the keys are no hexadecimal digits, of another length or equal, or no \
-                     engine has the cipher; the key has another check value",
+                    "a key has this name, the keys are no hexadecimal digits, of another length or equal, or \
+                     no engine has the cipher; the key has another check value",
                 ),
                 (-126, "the keyring has no such key"),
                 (RpcError::EEXIST, "the key folder has another secret for this name"),

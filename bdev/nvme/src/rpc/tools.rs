@@ -299,8 +299,8 @@ control::parameters! {
 const FIRMWARE_CHUNK_BYTES: usize = 4096;
 /// Largest firmware image.
 const FIRMWARE_BYTES_MAX: u64 = 256 << 20;
-/// Firmware Commit, Commit Action 001b: replace the image of a slot and activate it at the next Controller Level
-/// Reset (Base 2.0, section 5.11).
+/// Firmware Commit, Commit Action 001b: replace the image of a slot and activate it at the next Controller
+/// Level Reset (Base 2.0, section 5.11).
 const COMMIT_AND_ACTIVATE_AT_RESET: u32 = 1 << 3;
 
 fn apply_firmware(

@@ -61,8 +61,8 @@ pub struct ImportedDiff {
 }
 
 /// Applies a stream to an image, which no other client has attached. A stream of everything makes the image.
-/// When it is whole, the image has the snapshot that it leads to. `progress` gets the offset in the image that
-/// was read, and the size of the image.
+/// When it is whole, the image has the snapshot that it leads to. `progress` gets the offset in the image
+/// that was read, and the size of the image.
 ///
 /// # Errors
 /// [`DiffError::Unfinished`] if the image has a part of the stream. With any other error it is as it was.
@@ -449,8 +449,8 @@ impl<'a> StartedImport<'a> {
         let ImageName { pool, name, .. } = self.to;
         let advice = match &self.header.from {
             Some(from) => format!(
-                "import the whole stream again, which goes on, or take the part back (`ringbolt image snapshot \
-                 rollback {name}@{}`)",
+                "import the whole stream again, which goes on, or take the part back (`ringbolt image \
+                 snapshot rollback {name}@{}`)",
                 from.name
             ),
             None => "it is in the trash; import the whole stream again, which goes on, or remove it \

@@ -3,15 +3,15 @@
 use std::cell::{Cell, RefCell};
 use std::task::{Poll, Waker};
 
-/// Lanes that wait until something is so. Whoever changes what they wait for [notifies](Self::notify) them.
+/// Lanes that wait for conditions. A lane that may have made one true [notifies](Self::notify) them.
 #[derive(Default)]
 pub(super) struct LaneWait(RefCell<Vec<Waker>>);
 
 impl LaneWait {
-    /// Waits until something is so.
-    pub(super) async fn until(&self, is_so: impl Fn() -> bool) {
+    /// Waits until the condition is true.
+    pub(super) async fn until(&self, condition: impl Fn() -> bool) {
         std::future::poll_fn(|context| {
-            if is_so() {
+            if condition() {
                 return Poll::Ready(());
             }
             let mut wakers = self.0.borrow_mut();
@@ -23,7 +23,7 @@ impl LaneWait {
         .await;
     }
 
-    /// What lanes wait for may be so.
+    /// A condition may be true.
     pub(super) fn notify(&self) {
         self.0.take().into_iter().for_each(Waker::wake);
     }

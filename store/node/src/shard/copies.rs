@@ -281,8 +281,8 @@ fn extents_after(extents: Option<ExtentBits>, entry: &EntryHeader) -> Option<Ext
     }
 }
 
-/// Appends the blocks that were written, or are not zero, adjacent ones together. `is_written` gets the number
-/// of a block of the object.
+/// Appends the blocks that were written, or are not zero, adjacent ones together. `is_written` gets the
+/// number of a block of the object.
 fn push_runs(offset: u32, bytes: &[u8], is_written: impl Fn(usize) -> bool, out: &mut Vec<u8>) {
     let first_block = offset as usize / BLOCK_BYTES;
     let is_copied = |(place, block): &(usize, &[u8])| {

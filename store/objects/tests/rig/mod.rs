@@ -301,8 +301,9 @@ impl Node {
                 self.perform(entry)?;
             }
         }
-        // The device reports that the flush failed: the log keeps its entries, and the next checkpoint repeats this one.
-        // The deferred metadata of the planted fault would be lost: then it always succeeds.
+        // The device reports that the flush failed: the log keeps its entries, and the next checkpoint
+        // repeats this one. The deferred metadata of the planted fault would be lost: then it always
+        // succeeds.
         if self.crashes && self.fault != Fault::FreedAtOnce && self.random.happens(200) {
             self.partition.abort_checkpoint();
             return self.maybe_crash();
@@ -326,7 +327,8 @@ impl Node {
         }
         self.images += 1;
         let mut disk = self.disk.image(&mut self.random);
-        // Every few images, the power fails again while the entries are applied, or in the checkpoint after them.
+        // Every few images, the power fails again while the entries are applied, or in the checkpoint after
+        // them.
         if self.random.happens(250) {
             let mut node = self.recover(disk)?;
             node.power = self.random.below(40);

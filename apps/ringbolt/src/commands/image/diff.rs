@@ -1,5 +1,5 @@
-//! `ringbolt image export-diff` and `import-diff`: what differs between two snapshots of a cluster's image, as a
-//! file or through a pipe.
+//! `ringbolt image export-diff` and `import-diff`: what differs between two snapshots of a cluster's image,
+//! as a file or through a pipe.
 
 use std::cell::Cell;
 use std::ffi::OsString;
@@ -156,8 +156,8 @@ pub(super) fn export(options: ExportDiffArgs) -> Result<(), CommandError> {
     Ok(())
 }
 
-/// Whether standard output was closed: the standard library opens /dev/null in its place, for reads and writes.
-/// A shell that is to discard the stream opens it for writes only.
+/// Whether standard output was closed: the standard library opens /dev/null in its place, for reads and
+/// writes. A shell that is to discard the stream opens it for writes only.
 fn is_closed(stdout: &impl AsFd) -> bool {
     let is_null = |stat: rustix::fs::Stat| {
         std::fs::metadata("/dev/null").is_ok_and(|null| stat.st_rdev == null.rdev() && null.rdev() != 0)

@@ -756,8 +756,8 @@ fn make_node(
     Ok(class)
 }
 
-/// Makes the file of a node, or formats its device, through crypto bdevs with `keys`. Returns where a write is
-/// when the node acknowledges it.
+/// Makes the file of a node, or formats its device, through crypto bdevs with `keys`. Returns where a write
+/// is when the node acknowledges it.
 fn format(
     disk: &NodeDisk,
     raw: StoreBdevs<'static>,

@@ -203,8 +203,8 @@ fn listen_elsewhere(layout: &ClusterLayout, node: u32, listen: SocketAddr) -> Re
             || records.get(&NodeId(node)).is_some_and(|record| record.tls == TlsPolicy::Required);
         if !listen.ip().is_loopback() && !is_permitted {
             return Err(CommandError::operation(format!(
-                "{} is not this machine alone, and data is not encrypted: `ringbolt store tls required --node \
-                 {node}` encrypts it",
+                "{} is not this machine alone, and data is not encrypted: `ringbolt store tls required \
+                 --node {node}` encrypts it",
                 listen.ip()
             )));
         }

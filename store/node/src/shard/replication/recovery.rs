@@ -31,8 +31,8 @@ pub(super) struct RecoveredBlocks {
     pub(super) blocks: HashMap<u64, u64>,
 }
 
-/// Compares blocks with the entries of the log that changed them, and with those that `recorded` lists. Entries up to
-/// `through` are in place.
+/// Compares blocks with the entries of the log that changed them, and with those that `recorded` lists.
+/// Entries up to `through` are in place.
 pub(super) async fn recover_blocks(
     shard: &RefCell<Shard>,
     device: &StoreDevice,
