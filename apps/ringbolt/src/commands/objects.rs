@@ -227,7 +227,8 @@ fn read(options: &InspectArgs, data: bool) -> Result<StoreContents, CommandError
     contents.map_err(|error| match error {
         StoreError::NoStore(_) if keys.is_none() && begins_encrypted(&options.path) => failed(
             &options.path,
-            &"it looks encrypted, and is not read without the key of its node: --key-file names its file",
+            &"it is not read without a key: it looks encrypted, and --key-file names the key of an \
+              encrypted node",
         ),
         error => failed(&options.path, &error),
     })
