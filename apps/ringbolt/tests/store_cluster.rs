@@ -476,21 +476,67 @@ fn lease_and_grace_are_those_of_the_clusters_creation() {
     std::fs::remove_dir_all(&directory).unwrap();
 }
 
-#[test]
-fn a_device_that_fails_ends_its_replicas_and_no_process() {
-    let directory = scratch("store-eio");
-    let mut cluster = Cluster::start(&directory, small());
+/// A cluster whose node 2 has its device below one that fails or hangs when it is asked to.
+fn cluster_with_error_device(directory: &Path) -> Cluster {
+    let mut cluster = Cluster::start(directory, small());
     cluster.ok(&["image", "create", "vol", "64m"]);
     signal(cluster.up.id(), Signal::INT);
     assert!(cluster.up.wait().unwrap().success());
-    // The device of node 2 is below one that reports errors when it is asked to.
     let path = cluster.directory.join("node2/config.json");
     let mut config: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
     let devices = config["subsystems"][0]["config"].as_array_mut().unwrap();
     devices.push(serde_json::json!({ "method": "bdev_error_create", "params": { "base_name": "Disk" } }));
     config["subsystems"][1]["config"][0]["params"]["bdev_name"] = "EE_Disk".into();
     std::fs::write(&path, config.to_string()).unwrap();
-    cluster = Cluster::start(&directory, &[]);
+    Cluster::start(directory, &[])
+}
+
+/// Calls a method of that device.
+fn call_error_device(cluster: &Cluster, method: &str, parameters: &[&str]) {
+    let socket = cluster.directory.join("node2/rpc.sock");
+    let rpc = ["rpc", "-r", socket.to_str().unwrap(), method, "name=EE_Disk"];
+    let called = ringbolt(&[&rpc[..], parameters].concat());
+    assert!(called.status.success(), "{method}: {}", text(&called.stderr));
+}
+
+/// Node 2 hangs for longer than a device may, and answers again.
+#[test]
+fn replicas_on_a_device_that_hangs_hand_over_until_it_answers() {
+    let directory = scratch("store-hang");
+    let cluster = cluster_with_error_device(&directory);
+    let primaries = |status: &Value| {
+        let groups = status["groups"].as_array().unwrap();
+        groups.iter().filter(|group| group["primary"] == 2).count()
+    };
+    cluster.wait_for("healthy, with primaries on node 2", |status| {
+        status["healthy"] == true && primaries(status) > 0
+    });
+    let load = ["--rw=randrw", "--iodepth=8", "--time_based", "--runtime=14"];
+    let load = cluster.perf(&load).spawn().unwrap();
+    let pending = ["io_type=all", "error_type=pending", "num=4294967295"];
+    call_error_device(&cluster, "bdev_error_inject_error", &pending);
+    cluster.wait_for("without node 2", |status| {
+        let groups = status["groups"].as_array().unwrap();
+        let in_sync = |group: &Value| group["in_sync"].as_array().unwrap().contains(&2.into());
+        primaries(status) == 0 && !groups.iter().any(in_sync)
+    });
+    // No request has failed.
+    let load = load.wait_with_output().unwrap();
+    assert!(load.status.success(), "{}{}", text(&load.stdout), text(&load.stderr));
+    let clear = ["io_type=clear", "error_type=failure", "num=0"];
+    call_error_device(&cluster, "bdev_error_inject_error", &clear);
+    call_error_device(&cluster, "bdev_error_resume_pending", &[]);
+    cluster.wait_until_healthy();
+    let log = std::fs::read_to_string(cluster.directory.join("node2/log")).unwrap();
+    assert!(log.contains("the device answers nothing for 10 s") && log.contains("answers again"), "{log}");
+    cluster.end();
+    std::fs::remove_dir_all(&directory).unwrap();
+}
+
+#[test]
+fn a_device_that_fails_ends_its_replicas_and_no_process() {
+    let directory = scratch("store-eio");
+    let cluster = cluster_with_error_device(&directory);
     let healthy = cluster.wait_until_healthy();
     assert_eq!(healthy["nodes"][1]["report"]["bdev_name"], "EE_Disk");
     let nodes = cluster.nodes();
@@ -502,11 +548,8 @@ fn a_device_that_fails_ends_its_replicas_and_no_process() {
         replicas.iter().map(|replica| replica["log_end"].as_u64().unwrap()).sum::<u64>()
     };
     cluster.wait_for("written to", |status| written(status) > written(&healthy) + 100);
-    let socket = cluster.directory.join("node2/rpc.sock");
-    let inject = ["name=EE_Disk", "io_type=all", "error_type=failure", "num=4294967295"];
-    let rpc = ["rpc", "-r", socket.to_str().unwrap(), "bdev_error_inject_error"];
-    let injected = ringbolt(&[&rpc[..], &inject].concat());
-    assert!(injected.status.success(), "{}", text(&injected.stderr));
+    let failure = ["io_type=all", "error_type=failure", "num=4294967295"];
+    call_error_device(&cluster, "bdev_error_inject_error", &failure);
     let degraded = cluster.wait_for("without node 2", |status| {
         let is_without = |group: &Value| {
             let in_sync = group["in_sync"].as_array().unwrap();
