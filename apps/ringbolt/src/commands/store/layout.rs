@@ -158,22 +158,33 @@ impl ClusterLayout {
         self.write_config(node, &config)
     }
 
+    /// The configuration of a node of this machine, which starts it with these parameters.
+    fn config_with_start(&self, node: u32) -> Result<(Value, Value), CommandError> {
+        let path = self.config(node);
+        let unusable = || CommandError::operation(format!("{} does not start a node", path.display()));
+        let text = fs::read(&path)
+            .map_err(|error| CommandError::environment(format!("{}: {error}", path.display())))?;
+        let mut config: Value = serde_json::from_slice(&text).map_err(|_| unusable())?;
+        let params = start_params(&mut config).ok_or_else(unusable)?.clone();
+        Ok((config, params))
+    }
+
+    /// The parameters with which a node of this machine starts.
+    pub(super) fn start_of(&self, node: u32) -> Result<Value, CommandError> {
+        Ok(self.config_with_start(node)?.1)
+    }
+
     /// Changes the parameters with which a node of this machine starts, from its next start on.
     pub(super) fn change_start(
         &self,
         node: u32,
         change: impl FnOnce(&mut Value) -> Result<(), CommandError>,
     ) -> Result<(), CommandError> {
-        let path = self.config(node);
-        let unusable = || CommandError::operation(format!("{} does not start a node", path.display()));
-        let text = fs::read(&path)
-            .map_err(|error| CommandError::environment(format!("{}: {error}", path.display())))?;
-        let mut config: Value = serde_json::from_slice(&text).map_err(|_| unusable())?;
-        let params = start_params(&mut config).ok_or_else(unusable)?;
-        let before = params.clone();
-        change(params)?;
-        if *params == before {
-            return Ok(());
+        let (mut config, mut params) = self.config_with_start(node)?;
+        change(&mut params)?;
+        match start_params(&mut config) {
+            Some(known) if *known != params => *known = params,
+            _ => return Ok(()),
         }
         self.write_config(node, &config)
     }
@@ -800,7 +811,7 @@ fn format(
 }
 
 /// The parameters of `store_node_start` in the configuration of a node.
-pub(super) fn start_params(config: &mut Value) -> Option<&mut Value> {
+fn start_params(config: &mut Value) -> Option<&mut Value> {
     let subsystems = config.get_mut("subsystems")?.as_array_mut()?.iter_mut();
     let mut methods = subsystems.filter_map(|it| it.get_mut("config")?.as_array_mut()).flatten();
     let start = methods.find(|method| method["method"] == "store_node_start")?;

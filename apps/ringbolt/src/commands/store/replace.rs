@@ -66,7 +66,7 @@ pub(super) fn run(options: &ReplaceDeviceArgs) -> Result<(), CommandError> {
     if !layout.nodes.contains(&node) {
         return Err(CommandError::operation(no_directory(&layout, node)));
     }
-    let params = start_params(&layout, node)?;
+    let params = layout.start_of(node)?;
     let new = new_node(&layout, options, &params)?;
     encryption::check_log(&new, options.log.as_deref())?;
     NodeKey::prepare(&new)?;
@@ -115,16 +115,6 @@ fn no_directory(layout: &ClusterLayout, node: u32) -> String {
              `ringbolt store add-node --replace {node}` if its directory is lost"
         ),
     }
-}
-
-/// How the node was started.
-fn start_params(layout: &ClusterLayout, node: u32) -> Result<Value, CommandError> {
-    let mut started = Value::Null;
-    layout.change_start(node, |params| {
-        started = params.clone();
-        Ok(())
-    })?;
-    Ok(started)
 }
 
 /// The new node: where it listens and its domain are as before.
